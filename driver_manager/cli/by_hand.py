@@ -14,7 +14,7 @@ from msgspec.structs import asdict, replace
 from driver_manager import profiles, schemas
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.holders import find_holders
-from driver_manager.adapters.host.modules import HOST, ModuleTrees, OtherKernel, make_module_list
+from driver_manager.adapters.host.modules import HOST, ModuleTrees, OtherKernel, driver_nodes, make_module_list
 from driver_manager.adapters.host.notes import RunFiguresFile
 from driver_manager.adapters.host.slots import Staging, Wanted, may_have_slots
 from driver_manager.adapters.host.system import Sources, enforces_signatures, read_host
@@ -78,7 +78,7 @@ def holders_command(*, output: str, values: Values) -> int:
         raise ConfigError(f"this is not node {session.node.name}", "Run it on the node, with the host at /host.")
     loaded = session.ports().host.modules()
     count = users_of(loaded)
-    nodes = session.profile.paths.device_nodes
+    nodes = driver_nodes(session.roots, session.profile)
     found = find_holders(session.roots.proc, session.roots.dev, nodes, enough=count if loaded else None)
     if any(holder.pod_uid for holder in found) and missing.has_node:
         found = named(found, missing(ObservedPart.PODS, session.cluster.pods, PodList((), "")).pods)

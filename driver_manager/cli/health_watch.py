@@ -87,6 +87,7 @@ def _launch(values: Values) -> Launch:
         failures=values[settings.HEALTH_WATCH_FAILURES],
         timeout_s=profile.probe.timeout_s if timeout_s is None and profile.probe else timeout_s or 0.0,
         node=values[settings.NODE_NAME],
+        settle_s=profile.probe.settle_s if profile.probe else 0.0,
     )
     refuse_zero(settings.HEALTH_WATCH_INTERVAL, policy.interval_s)
     refuse_zero(settings.HEALTH_WATCH_TIMEOUT, policy.timeout_s)

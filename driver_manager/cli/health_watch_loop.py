@@ -160,7 +160,7 @@ def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
 
     policy = launch.policy
     longest_s = MUTE_S + EVIDENCE_S + REPORT_S + CLIENTS_S + 5 * (TERM_S + KILL_S)
-    heartbeat = Heartbeat(clock, policy.interval_s + policy.timeout_s + longest_s + GRACE_S)
+    heartbeat = Heartbeat(clock, policy.interval_s + max(policy.timeout_s, policy.settle_s) + longest_s + GRACE_S)
     endpoint = Endpoint(heartbeat, lambda: others_of(launch.roots, launch.profile.paths))
     StatusServer(clock, launch.metrics_addr, endpoint.respond)
     return [heartbeat.beat, endpoint.publish]

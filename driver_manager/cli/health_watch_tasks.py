@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 from driver_manager.adapters.host.evidence import holders_within, save_evidence
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.holders import whose
+from driver_manager.adapters.host.modules import driver_nodes
 from driver_manager.adapters.host.notes import HostClientNotes
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT, InPod
@@ -104,7 +105,7 @@ def _evidence(document: Mapping[str, Any], _: LogForm) -> dict[str, Any]:
     """Save the evidence of a wedge in one file."""
     profile = decode_profile(document["profile"])
     roots = HostRoots.from_document(document["roots"])
-    holders = holders_within(roots, profile.paths.device_nodes, HOLDERS_S)
+    holders = holders_within(roots, driver_nodes(roots, profile), HOLDERS_S)
     name = f"{document['since_s']}-{profile.name}-wedge"
     return {"path": save_evidence(roots, profile.paths.evidence, name, document["lines"], holders)}
 

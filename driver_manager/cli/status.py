@@ -28,6 +28,7 @@ from driver_manager.cli.reconcile import RUN_OPTIONS, policy_for
 from driver_manager.cli.session import PartialRead, Session, log_form
 from driver_manager.core.swap.run import decide
 from driver_manager.domain import settings
+from driver_manager.domain.baseline import in_service
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode, ManagerError
 from driver_manager.domain.health.watch import HealthState, History, decode_watch_record
@@ -217,7 +218,8 @@ def _probed(session: Session, seen: DeviceHealth) -> DeviceHealth:
         return seen
     root = session.values[settings.DRIVER_ROOT] or session.profile.paths.driver_root
     host = session.ports().host
-    result: ProbeResult = host.probe(root, Deadline.after(PROBE_S, session.clock.monotonic))
+    found: ProbeResult = host.probe(root, Deadline.after(PROBE_S, session.clock.monotonic))
+    result = in_service(found, host.baseline(), ())
     reason = seen.reason or f"{result.health.value}: {result.reason}"
     return replace(seen, source="probe", reason=reason, sampled_s=session.clock.wall(), devices=result.devices)
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager.core.ports_base import Clock, EvidenceKeeper, HealthMarks, NodeNotifier, Prober, Reporter
+from driver_manager.domain.baseline import Baseline, in_service
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.health.watch import (
@@ -29,6 +30,7 @@ from driver_manager.domain.health.watch import (
     retry_after_s,
     why_muted,
     with_recorded_wedge,
+    with_reported,
 )
 from driver_manager.domain.host import Health, ProbeResult
 from driver_manager.domain.outage import Outage
@@ -121,7 +123,7 @@ class NodeReporter:
             self._warn(NODE_TOPIC, f"{notice.undone}: {problem}; {end}")
             return history
         self._warn(NODE_TOPIC, "")
-        return replace(history, wedge=replace(history.wedge, reported=notice.kind))
+        return with_reported(history, notice)
 
     def report_window(self) -> None:
         """Report that the enqueued window, if any, is over, with `WINDOW_TRIES` tries in all. Raises Terminated."""
@@ -160,12 +162,16 @@ PATIENCE_INTERVALS = 3
 
 
 class WatchPolicy(Struct, frozen=True):
-    """The user's settings. Times in seconds; `node` is written into a recovery marker."""
+    """The user's settings. Times in seconds; `node` is written into a recovery marker.
+
+    `settle_s` is how long a device may be slow after its driver was loaded.
+    """
 
     interval_s: float = 60.0
     failures: int = 3
     timeout_s: float = 20.0
     node: str = ""
+    settle_s: float = 0.0
 
     @property
     def patience_s(self) -> float:
@@ -208,6 +214,10 @@ class HealthWatch:
         if ports.notifier is not None:
             self._node = NodeReporter(ports.notifier, ports.clock, ports.reporter, self._warn)
         self._serving = ""
+        self._load = ""
+        self._sampled: str | None = None
+        self._settled_by_s = 0.0
+        self._baseline: Baseline | None = None
 
     @property
     def report(self) -> HealthReport:
@@ -233,7 +243,7 @@ class HealthWatch:
         try:
             muted = self._why_muted()
             begun = self._clock.monotonic()
-            result = None if muted else self._prober.sample()
+            result = None if muted else self._sample(begun)
             took_s = self._clock.monotonic() - begun
             self._ask_node(result, begun)
             with self._marks.alone() as seen:
@@ -250,6 +260,17 @@ class HealthWatch:
         self._keep_evidence()
         self._report_to_node()
 
+    def _sample(self, begun: float) -> ProbeResult:
+        """One sample, compared with the devices that served before. Slow is not bad while the driver settles."""
+        history = self._history or History()
+        is_first = self._load != self._sampled
+        if is_first:
+            self._sampled, self._settled_by_s = self._load, begun + self._policy.settle_s
+        result = self._prober.sample(is_first=is_first)
+        if result.is_slow and begun < self._settled_by_s:
+            result = replace(result, health=Health.UNKNOWN)
+        return in_service(result, self._baseline, history.served if history.driver == self._load else ())
+
     def _why_muted(self) -> str:
         """Why this turn takes no sample, "" if it takes one. The tool must not run while a run changes the driver.
 
@@ -264,8 +285,11 @@ class HealthWatch:
                 self._is_resumed = True
                 if self._history.stuck is not None:
                     self._prober.inherit(self._history.stuck)
+                if self._history.served:
+                    self._sampled = self._history.driver
                 if self._history.state is not HealthState.STARTING:
                     self._reporter.info(f"continuing as {self._history.name}: {self._history.reason}")
+            self._load, self._baseline = seen.driver, seen.baseline
             return self._mute_reason(seen)[0]
 
     def _mute_reason(self, seen: Surroundings) -> tuple[str, bool]:
@@ -291,7 +315,8 @@ class HealthWatch:
     def _judged(self, result: ProbeResult, seen: Surroundings, begun: float) -> History:
         """The history after `result`. A mute, also one that began during the probe, replaces the result."""
         muted, is_muted_by_hand = self._mute_reason(seen)
-        sample = Sample(result.health, result.reason, begun, self._clock.wall(), muted, is_muted_by_hand)
+        served = () if muted else result.served
+        sample = Sample(result.health, result.reason, begun, self._clock.wall(), muted, is_muted_by_hand, served)
         return judge_sample(self._history, sample, seen, self._policy.failures, self._policy.interval_s / 2)
 
     def _judge(self, result: ProbeResult | None, seen: Surroundings, begun: float) -> None:

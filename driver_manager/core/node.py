@@ -54,14 +54,14 @@ def announce(cluster: Cluster, reporter: Reporter, keys: NodeKeys, notice: Notic
     A notice without a known wedge has an Event only if the Node still showed one.
     """
     failed: ManagerError | None = None
-    was_shown = False
-    if keys.state:
+    was_shown, is_lost = False, notice.kind is NoticeKind.LOST
+    if keys.state and not is_lost:
         try:
             was_shown = patch_until_current(cluster, reporter, lambda node: _change(node, keys, notice)) is not None
         except ManagerError as error:
             failed = error
-    if notice.since_s or was_shown:
-        is_bad = notice.kind is NoticeKind.WEDGED
+    if notice.since_s or was_shown or is_lost:
+        is_bad = is_lost or notice.kind is NoticeKind.WEDGED
         cluster.record_event(notice.event, notice.message, warning=is_bad, key=notice.key)
     if failed is not None:
         raise failed

@@ -9,6 +9,7 @@ from typing import Protocol
 from msgspec import Struct, field
 
 from driver_manager.core.ports_base import Clock, Reporter
+from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.host import DriverSource, Holder, Marker, Module, ProbeResult
 from driver_manager.domain.journal import Owner
@@ -172,7 +173,13 @@ class HostSystem(Protocol):
         """Whether a device node of the profile appeared in time, or none is to be expected."""
 
     def probe(self, root: str, deadline: Deadline) -> ProbeResult:
-        """One sample of the profile's probe, run from the driver root."""
+        """One sample of the profile's probe, run from the driver root.
+
+        It may take until `deadline`, or the probe's own timeout if that is later.
+        """
+
+    def baseline(self) -> Baseline | None:
+        """The baseline that a run of this boot recorded, None without one."""
 
     def unmount(self, mount_point: str, deadline: Deadline) -> None:
         """Unmount in the host's mount namespace. Raises ModuleFailed."""
@@ -188,6 +195,9 @@ class HostSystem(Protocol):
 
     def stop_service(self, name: str, deadline: Deadline) -> None:
         """Stop a service of the host. Raises ModuleFailed."""
+
+    def is_active(self, name: str) -> bool:
+        """True if the host service `name` has processes."""
 
     def start_service(self, name: str, deadline: Deadline) -> None:
         """Start a service of the host. Raises ModuleFailed."""

@@ -93,8 +93,11 @@ class HealthMarks(Protocol):
 class Prober(Protocol):
     """Takes samples of the profile's probe."""
 
-    def sample(self) -> ProbeResult:
-        """One sample, at the latest a few seconds after the probe's timeout. Raises Terminated."""
+    def sample(self, *, is_first: bool = False) -> ProbeResult:
+        """One sample, at the latest a few seconds after the probe's timeout. Raises Terminated.
+
+        The first one of a driver that was just loaded may take as long as its devices need to settle.
+        """
 
     def output(self) -> str:
         """The end of the tool's output at the last sample."""

@@ -288,12 +288,16 @@ class StagedSlots(Struct, frozen=True):
 
 
 class Module(Struct, frozen=True):
-    """A loaded kernel module. `refcount` counts users and holders; None if the kernel does not show it."""
+    """A loaded kernel module. `refcount` counts users and holders; None if the kernel does not show it.
+
+    `is_coming`: its init function has not returned, so the kernel has a reference to it and does not unload it.
+    """
 
     name: str
     version: str = ""
     refcount: int | None = None
     holders: tuple[str, ...] = ()
+    is_coming: bool = False
 
 
 class ModuleFile(Struct, frozen=True):
@@ -482,22 +486,34 @@ class Health(Enum):
 
 
 class DeviceVerdict(Struct, frozen=True):
-    """The health of one device. `address` is its PCI address as sysfs writes it, "" if the tool reports none."""
+    """The health of one device. `address` is its PCI address as sysfs writes it, "" if the tool reports none.
+
+    `is_lost`: the driver or the PCI bus has it, and the tool does not list it, or it has left both.
+    """
 
     name: str
     health: Health
     reason: Annotated[str, Part(chars=200)]
     address: str = ""
+    is_lost: Annotated[bool, Part("lost", is_omitted=True)] = False
 
 
 class ProbeResult(Struct, frozen=True):
-    """One sample. `is_tool_broken`: UNKNOWN until a person repairs the tool. `busy` names the work on the devices."""
+    """One sample. `is_tool_broken`: UNKNOWN until a person repairs the tool. `busy` names the work on the devices.
+
+    `is_slow`: the tool timed out, or reports that a device is not ready yet. `served` are the addresses of the physical
+    PCI functions that the driver has. `on_bus` has the driver of each of the vendor's functions on the bus by address,
+    "" for none; None if the bus cannot be read.
+    """
 
     health: Health
     reason: str
     devices: tuple[DeviceVerdict, ...] = ()
     is_tool_broken: bool = False
+    is_slow: bool = False
     busy: tuple[str, ...] = ()
+    served: tuple[str, ...] = ()
+    on_bus: Mapping[str, str] | None = None
 
 
 # Results of a tool that did not run to its end: exit statuses, and messages of the dynamic loader.

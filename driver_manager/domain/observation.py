@@ -7,6 +7,7 @@ from enum import Enum
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host import Holder, Host
@@ -36,8 +37,9 @@ class Observation(Struct, frozen=True):
     `group_holders`, who have an IOMMU group open, unless it is to change hands. `digest` is the wanted driver's,
     `installed_digest` what the container of our own pod records if it differs. `enclosing_uid` is the pod in whose
     cgroup we run, "" if unknown. `has_unread_claims`: pods hold claims that may not be read; no pod is evicted for
-    them. `refused` are fields that `journal` omits. `left` are host records of ended runs that the node's journal does
-    not name; `journal` has what they have to undo.
+    them. `refused` are fields that `journal` omits. `baseline` is what the new driver will be compared with, None
+    unless this run begins a swap. `left` are host records of ended runs that the node's journal does not name;
+    `journal` has what they have to undo.
     """
 
     node: Node
@@ -58,6 +60,7 @@ class Observation(Struct, frozen=True):
     group_holders: tuple[Holder, ...] = ()
     refused: tuple[Refused, ...] = ()
     left: tuple[HostRecord, ...] = ()
+    baseline: Baseline | None = None
 
     @property
     def is_resumed(self) -> bool:

@@ -182,6 +182,8 @@ class HostPaths(Struct, frozen=True):
     """Durations of the runs of this boot, for metrics."""
     bindings = OwnFile("driver-manager.bindings.json")
     """The drivers of the devices before a run of this boot gave them to virtual machines."""
+    baseline = OwnFile("driver-manager.baseline.json")
+    """What devices, services and modules were like before the last swap of this boot."""
     client_record = OwnFile("driver-manager.clients.json")
     """What was done about the driver's clients in this boot."""
     client_lock = OwnFile("driver-manager.clients.lock")
@@ -214,7 +216,7 @@ class HostPaths(Struct, frozen=True):
 
     def records(self, run: str = "") -> tuple[str, ...]:
         """The files that a run, of the owner `run` if it resumes, replaces or removes after its first effect."""
-        files = (self.state_file, self.load_record, self.owner_note, self.failure_note, self.bindings)
+        files = (self.state_file, self.load_record, self.owner_note, self.failure_note, self.bindings, self.baseline)
         return (*files, self.client_record, *([self.run_record(run)] if run else []))
 
     def reboot_files(self) -> tuple[str, ...]:
@@ -341,11 +343,46 @@ class Modules(Struct, frozen=True):
         return (any if self.roots_needed is RootsNeeded.ANY else all)(map(is_there, self.roots))
 
 
+ADDRESS = "{address}"
+"""In `ToolAnswer.message`: the PCI address of the device that the message is about."""
+
+
+class Meaning(Enum):
+    """What an answer of a vendor's tool means for a device.
+
+    REMARK: the device works, and the tool has something to say about it. LOST: the device does not answer any more, and
+    the others may work. SLOW: it is not ready yet. UNKNOWN: the answer is not about the device.
+    """
+
+    REMARK = "remark"
+    SICK = "sick"
+    LOST = "lost"
+    SLOW = "slow"
+    UNKNOWN = "unknown"
+
+
+class ToolAnswer(Struct, frozen=True):
+    """An answer of the tool: a line with `message` in its output, or the exit status `status` without such a line.
+
+    `{address}` in a message stands for the PCI address of the device that it is about. `text` is the reason to show,
+    "" for the tool's own words.
+    """
+
+    means: Meaning
+    status: Annotated[int | None, Rule("an exit status, 1 to 255", least=1, most=255)] = None
+    message: str = ""
+    text: str = ""
+
+
 class Probe(Struct, frozen=True):
     """A command, inside the driver root, that reports whether the driver serves its devices.
 
-    `lists_virtual`: it lists the driver's SR-IOV virtual functions too. `tells_idle`: it reports which devices are at
-    work; the driver is unloaded only when none is.
+    `settle_s` is how long a device may be slow after a load. `answers` are the exit statuses and messages
+    that do not mean "failed". `stays_ready_with` are paths, in the driver root or on the host, one of which exists
+    while devices stay initialised between two probes; without it each probe may be slow. A device whose file
+    `excluded_in` (below /proc, with `{address}`) has the line `excluded_line` is not listed on purpose.
+    `lists_virtual`: the tool lists the driver's SR-IOV virtual functions too. `tells_idle`: it reports which devices
+    are at work; the driver is unloaded only when none is.
     """
 
     tool: str
@@ -354,7 +391,12 @@ class Probe(Struct, frozen=True):
     preload: str = ""
     library_dirs: tuple[str, ...] = ()
     timeout_s: Timeout = 20.0
+    settle_s: Timeout = 30.0
     parser: str = "exit-status"
+    answers: tuple[ToolAnswer, ...] = ()
+    stays_ready_with: tuple[Path, ...] = ()
+    excluded_in: OptionalPath = ""
+    excluded_line: str = ""
     lists_virtual: bool = True
     tells_idle: bool = False
 

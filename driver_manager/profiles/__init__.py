@@ -23,6 +23,7 @@ from driver_manager.domain.profile import (
     Modules,
     NodeMaker,
     Passthrough,
+    Probe,
     Profile,
     RootsNeeded,
     Strategy,
@@ -62,6 +63,7 @@ def broken_relations(profile: Profile) -> Iterator[Problem]:
     elif probe is not None and probe.tells_idle and probe.parser not in SHOWS_USE:
         known = ", ".join(sorted(SHOWS_USE))
         yield Problem.of("probe.tells_idle", True, f"a parser that can determine it: {known}")
+    yield from _answers(probe) if probe is not None else ()
     if profile.container_unloads and not deploy.prefix:
         yield _needed("deploy.prefix", "container_unloads")
     modes = profile.passthrough or Passthrough()
@@ -74,6 +76,14 @@ def broken_relations(profile: Profile) -> Iterator[Problem]:
     for key in sorted(deploy.last_keys):
         if not may_pause(key):
             yield Problem.of("deploy.leave_last", key, "components, or whole keys such as example.com/name")
+
+
+def _answers(probe: Probe) -> Iterator[Problem]:
+    for number, answer in enumerate(probe.answers):
+        if answer.status is None and not answer.message:
+            yield Problem.missing(f"probe.answers[{number}].message", "a message or a status")
+    if bool(probe.excluded_in) != bool(probe.excluded_line):
+        yield Problem.of("probe.excluded_line", probe.excluded_line, "a line if probe.excluded_in is set, else none")
 
 
 def _names_used_twice(profile: Profile) -> Iterator[Problem]:
@@ -391,6 +401,16 @@ def _health(profile: Profile) -> Iterator[str]:
         yield "no probe: health-watch has nothing to run, and a loaded driver is not verified"
         return
     yield f"shown by `{' '.join((probe.tool, *probe.args))}`, at most {probe.timeout_s:g} s, read as {probe.parser}"
+    yield f"slow for up to {probe.settle_s:g} s after a load is not a failure"
+    if probe.stays_ready_with:
+        yield f"every probe may be as slow unless {_listed(probe.stays_ready_with, 'or')} exists"
+    for answer in probe.answers:
+        line = f"a line with {answer.message!r}" if answer.message else ""
+        status = f"exit status {answer.status}" if answer.status is not None else ""
+        shown = f", shown as {answer.text!r}" if answer.text else ""
+        yield f"{line}{' or ' if line and status else ''}{status} means {answer.means.value}{shown}"
+    if probe.excluded_in:
+        yield f"a device whose {probe.excluded_in} has {probe.excluded_line!r} is left out on purpose"
     if probe.tells_idle:
         yield "a driver is not unloaded before the probe reports that no device is at work"
     if probe.parser == "exit-status":

@@ -217,7 +217,7 @@ VENDOR_SCENARIOS = (
     Scenario(
         "furiosa-upgrade",
         "Furiosa: the NPU is at work though no process has it open; the swap waits until it is idle",
-        _vendor_host("furiosa", FURIOSA, samples=1),
+        _vendor_host("furiosa", FURIOSA, samples=2),
         profile="furiosa",
         env=_manager(f"/opt/furiosa/{NEW}"),
         kernel=(

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from driver_manager.adapters.host.files import HostRoots, boot_id, changing, text_of
-from driver_manager.adapters.host.notes import DriverFiles, RunFiguresFile, load_text, read_marker
+from driver_manager.adapters.host.notes import DriverFiles, RunFiguresFile, load_text, read_baseline, read_marker
 from driver_manager.adapters.process.supervisor import TaskProcess, problem_in
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError
@@ -97,8 +97,9 @@ class HostMarks(DriverFiles):
         paths = self._paths
         marker, problem = read_marker(self._files, paths.reboot_marker)
         mute, mute_problem = self._mute()
+        this_boot = boot_id(self._roots)
         return Surroundings(
-            boot_id=boot_id(self._roots),
+            boot_id=this_boot,
             driver=load_text(self._roots, self._modules),
             is_loaded=self._modules.are_loaded(self._is_live),
             is_reconciling=is_reconciling,
@@ -109,6 +110,7 @@ class HostMarks(DriverFiles):
             marker_problem=problem,
             mute=mute,
             mute_problem=mute_problem,
+            baseline=read_baseline(self._files, paths, this_boot),
         )
 
     def _mute(self) -> tuple[Mute | None, str]:

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import lzma
 import os
+import re
 import stat
 import struct
 import zlib
@@ -18,7 +19,7 @@ from typing import BinaryIO
 
 from msgspec.structs import replace
 
-from driver_manager.adapters.host.files import HostFiles, HostRoots, becomes, names_in, text_of, translated
+from driver_manager.adapters.host.files import HostFiles, HostRoots, becomes, names_in, target_of, text_of, translated
 from driver_manager.adapters.process.forked import lines_within
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.adapters.process.tools import Result
@@ -26,7 +27,7 @@ from driver_manager.core.ports_base import Clock
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck
 from driver_manager.domain.host import DriverSource, MissingFirmware, Module, ModuleFile
-from driver_manager.domain.profile import LoadScope, Modules, RootsNeeded, closure, is_own
+from driver_manager.domain.profile import LoadScope, Modules, Profile, RootsNeeded, closure, is_own
 
 # ELF symbol table of a module file. A kernel module is a relocatable ELF file of the kernel's word size and byte order.
 # Source: elf(5).
@@ -219,8 +220,8 @@ KMOD_TOOLS = ("rmmod", "modprobe", "insmod")
 
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
-GOING = "going"
-"""`initstate` while a module's exit function runs (kernel/module/sysfs.c, show_initstate)."""
+COMING, GOING = "coming", "going"
+"""`initstate` while a module's init or exit function runs (kernel/module/sysfs.c, show_initstate)."""
 
 GOING_POLL_S = 0.2
 
@@ -278,7 +279,8 @@ def permanent_modules(proc: Path, names: Iterable[str]) -> dict[str, str]:
 def _module(folder: Path) -> Module | None:
     """The module at `folder`; None if it is gone, is being unloaded, or is built in (then it has no `initstate`)."""
     # A module whose exit function runs is no longer in use, even if the function never returns.
-    if text_of(folder / "initstate") in (None, GOING):
+    state = text_of(folder / "initstate")
+    if state in (None, GOING):
         return None
     count = text_of(folder / "refcnt") or ""
     return Module(
@@ -286,7 +288,41 @@ def _module(folder: Path) -> Module | None:
         version=text_of(folder / "version") or "",
         refcount=int(count) if count.isascii() and count.isdigit() else None,
         holders=tuple(sorted(names_in(folder / "holders"))),
+        is_coming=state == COMING,
     )
+
+
+_NODE_NAME = re.compile(r"[A-Za-z0-9_.:-]+(/[A-Za-z0-9_.:-]+)*")
+
+
+def driver_nodes(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
+    """Patterns of the device nodes below /dev that lead to the driver: the profile's, and those that the kernel shows.
+
+    The kernel shows the driver of each character device with a class, and the names of the others' majors: an NVIDIA
+    GPU also has /dev/dri/card1 and /dev/nvidia-uvm. Sources: Documentation/ABI/testing/sysfs-dev, proc(5).
+    """
+    try:
+        modules = driver_modules(roots.sys, profile.modules)
+    except ConfigError:
+        modules = {}
+    folder = roots.sys / "dev/char"
+    found = [*profile.paths.device_nodes]
+    for number in sorted(names_in(folder)):
+        if target_of(folder / number / "device/driver/module") in modules:
+            uevent = (text_of(folder / number / "uevent") or "").splitlines()
+            found += (f"/dev/{line.removeprefix('DEVNAME=')}" for line in uevent if line.startswith("DEVNAME="))
+    for line in (text_of(roots.proc / "devices") or "").partition("Block devices:")[0].splitlines():
+        name = line.strip().partition(" ")[2].strip()
+        module = name.replace("-", "_")
+        if module in modules or module.startswith(tuple(one for one in profile.modules.roots if one in modules)):
+            found += (f"/dev/{name}*", f"/dev/{name}/*")
+    return tuple(dict.fromkeys(one for one in found if one in profile.paths.device_nodes or _is_node(one)))
+
+
+def _is_node(pattern: str) -> bool:
+    """True if `pattern`, whose name is the kernel's, has no part that leads out of /dev."""
+    name = pattern.removeprefix("/dev/").removesuffix("*").removesuffix("/")
+    return _NODE_NAME.fullmatch(name) is not None and ".." not in name
 
 
 def _is_going(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock, boot_id, changing, translated
 from driver_manager.core.ports_base import Clock
+from driver_manager.domain.baseline import Baseline, baseline_of_boot
 from driver_manager.domain.errors import ConfigError, Conflict, ModuleFailed
 from driver_manager.domain.host import Marker, decode_marker
 from driver_manager.domain.metrics import Family
@@ -112,6 +113,14 @@ def read_marker(files: HostFiles, path: str) -> tuple[Marker | None, str]:
         return decode_marker(text), ""
     except Unreadable as error:
         return None, error.what
+
+
+def read_baseline(files: HostFiles, paths: HostPaths, this_boot: str) -> Baseline | None:
+    """The baseline of the last swap of this boot; None without one, and if it is unreadable."""
+    try:
+        return baseline_of_boot(files.read(paths.baseline, MAX_RECORD_BYTES) or "", this_boot)
+    except OSError:
+        return None
 
 
 def remove_marker(files: HostFiles, path: str, seen: Marker) -> None:

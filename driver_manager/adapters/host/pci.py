@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager.adapters.host.files import HostFiles, HostRoots, becomes, kernel_fact, names_in, target_of, text_of
@@ -20,7 +21,7 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed, ModuleStuck
 from driver_manager.domain.host import Holder
 from driver_manager.domain.pci import PciBus, PciFunction
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.profile import ADDRESS, Probe, Profile
 
 
 def devices_folder(sys_root: Path) -> Path:
@@ -31,20 +32,45 @@ _GIVEN_AWAY = ("vfio", "pci-stub", "uio", "pciback", "xen-pciback")
 """Name prefixes of drivers that give a device to a virtual machine or to user space."""
 
 
-def served_devices(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
-    """The addresses in `pci_devices` that the vendor's driver has, and that its tool therefore should list.
+class ServedDevices(Struct, frozen=True):
+    """PCI addresses: `listed` are those that the vendor's tool should list, `physical` those of them that are physical.
 
-    Excludes functions without a driver, with another one, or given away, and virtual ones if the tool lists none.
+    `on_bus` has the driver of each of the vendor's functions on the bus, "" for none; None if the bus cannot be read.
     """
-    return tuple(address for address in pci_devices(roots, profile) if _is_served(roots, profile, address))
+
+    listed: tuple[str, ...]
+    physical: tuple[str, ...]
+    on_bus: Mapping[str, str] | None
+
+
+def served_devices(roots: HostRoots, profile: Profile) -> ServedDevices:
+    """The functions that the vendor's driver has, and that its tool therefore should list.
+
+    Excludes functions without a driver, with another one, given away, or excluded by the driver itself, and virtual
+    ones if the tool lists none.
+    """
+    found = pci_devices(roots, profile)
+    listed = tuple(address for address in found if _is_served(roots, profile, address))
+    physical = tuple(one for one in listed if not (devices_folder(roots.sys) / one / "physfn").is_symlink())
+    drivers = {address: target_of(devices_folder(roots.sys) / address / "driver") for address in found}
+    return ServedDevices(listed, physical, drivers if devices_folder(roots.sys).is_dir() else None)
 
 
 def _is_served(roots: HostRoots, profile: Profile, address: str) -> bool:
-    device = devices_folder(roots.sys) / address
+    device, probe = devices_folder(roots.sys) / address, profile.probe
     driver = target_of(device / "driver")
-    if (device / "physfn").is_symlink() and profile.probe is not None and not profile.probe.lists_virtual:
+    if probe is not None and (device / "physfn").is_symlink() and not probe.lists_virtual:
+        return False
+    if probe is not None and probe.excluded_in and _is_excluded(roots, probe, address):
         return False
     return driver != "" and not driver.startswith(_GIVEN_AWAY) and driver not in profile.modules.conflicting
+
+
+def _is_excluded(roots: HostRoots, probe: Probe, address: str) -> bool:
+    """True if the driver's own file about the device has the profile's line for an excluded one."""
+    path = roots.proc / probe.excluded_in.replace(ADDRESS, address).removeprefix("/proc/")
+    wanted = probe.excluded_line.split()
+    return any(line.split() == wanted for line in (text_of(path) or "").splitlines())
 
 
 def pci_devices(roots: HostRoots, profile: Profile) -> tuple[str, ...]:

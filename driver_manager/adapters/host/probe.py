@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager.adapters.host.files import OWN_ROOT, HostFiles, HostRoots, resolve
 from driver_manager.adapters.host.pci import served_devices
@@ -191,6 +192,12 @@ def _environment(probe: Probe, folders: list[Path]) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": ":".join(str(folder) for folder in folders)} if folders else {}
 
 
+def with_devices(roots: HostRoots, profile: Profile, read: Callable[[tuple[str, ...]], ProbeResult]) -> ProbeResult:
+    """What `read` makes of the functions that the driver serves, with all functions that are on the bus now."""
+    devices = served_devices(roots, profile)
+    return replace(read(devices.listed), served=devices.physical, on_bus=devices.on_bus)
+
+
 OUTPUT_CHARS = 4096
 
 
@@ -207,27 +214,34 @@ class ToolProber:
         self._timeout_s = timeout_s
         self._output = ""
 
-    def sample(self) -> ProbeResult:
+    def sample(self, *, is_first: bool = False) -> ProbeResult:
+        answer = self._answer(is_first=is_first)
+        return with_devices(self._roots, self._profile, answer)
+
+    def _answer(self, *, is_first: bool) -> Callable[[tuple[str, ...]], ProbeResult]:
+        """Run the tool; the function that compares its answer with the functions to serve."""
         probe = self._profile.probe
         if probe is None:
-            return ProbeResult(Health.UNKNOWN, "the profile has no probe")
+            return _as_it_is(Health.UNKNOWN, "the profile has no probe")
+        limit_s = self._timeout_s or probe.timeout_s
+        if is_first or not stays_ready(self._roots.files(), probe, self._root):
+            limit_s = max(limit_s, probe.settle_s)
         try:
             command = probe_command(self._roots.files(), probe, self._root)
             if command is None:
-                return ProbeResult(Health.UNKNOWN, f"{probe.tool} is not in {self._root}")
+                return _as_it_is(Health.UNKNOWN, f"{probe.tool} is not in {self._root}")
             self._output = ""
-            ran = self._supervisor.run(command.argv, command.env, self._timeout_s or probe.timeout_s)
+            ran = self._supervisor.run(command.argv, command.env, limit_s)
             self._output = "\n".join((ran.out[-OUTPUT_CHARS:], ran.err[-OUTPUT_CHARS:])).strip()
         except StillStuckError as error:
-            return ProbeResult(
+            return _as_it_is(
                 Health.UNHEALTHY, f"an earlier {probe.tool} (process {error.args[0]}) is stuck in the kernel"
             )
         except OSError as error:  # no process, descriptor or memory: not the device's fault
-            return ProbeResult(Health.UNKNOWN, f"{probe.tool} cannot be run: {error.strerror}")
+            return _as_it_is(Health.UNKNOWN, f"{probe.tool} cannot be run: {error.strerror}")
         if ran.is_cut:
-            return ProbeResult(Health.UNKNOWN, f"{probe.tool} printed more than {OUT_BYTES // 1024} KiB")
-        present = served_devices(self._roots, self._profile)
-        return parse(probe.parser, ran.status, ran.out, ran.last_line, present, err=ran.err)
+            return _as_it_is(Health.UNKNOWN, f"{probe.tool} printed more than {OUT_BYTES // 1024} KiB")
+        return lambda present: parse(probe, ran.status, ran.out, ran.last_line, present, err=ran.err)
 
     def output(self) -> str:
         return self._output
@@ -240,3 +254,13 @@ class ToolProber:
 
     def inherit(self, stuck: Owner) -> None:
         self._supervisor.inherit(stuck)
+
+
+def _as_it_is(health: Health, reason: str) -> Callable[[tuple[str, ...]], ProbeResult]:
+    return lambda _present: ProbeResult(health, reason)
+
+
+def stays_ready(files: HostFiles, probe: Probe, root: str) -> bool:
+    """True if the devices stay initialised between two probes, so that a probe is as fast as any other."""
+    paths = probe.stays_ready_with
+    return not paths or any(files.exists(path) or files.exists(f"{root.rstrip('/')}{path}") for path in paths)

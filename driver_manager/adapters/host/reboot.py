@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from driver_manager.adapters.host.evidence import holders_within, save_evidence
 from driver_manager.adapters.host.files import HostRoots, WorkLock, machine_id, translated
 from driver_manager.adapters.host.holders import device_nodes, host_path, in_host
-from driver_manager.adapters.host.modules import driver_modules
+from driver_manager.adapters.host.modules import driver_modules, driver_nodes
 from driver_manager.adapters.host.notes import RebootFiles, remove_marker
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.process.run import run
@@ -82,7 +82,7 @@ class HostRebooter(RebootFiles):
     def save_evidence(self, name: str, lines: tuple[str, ...]) -> None:
         roots, paths = self._roots, self._profile.paths
         if paths.reboot_evidence:
-            holders = holders_within(roots, paths.device_nodes, HOLDERS_S)
+            holders = holders_within(roots, driver_nodes(roots, self._profile), HOLDERS_S)
             save_evidence(roots, paths.reboot_evidence, name, lines, holders)
 
     def why_no_way_in(self) -> str:

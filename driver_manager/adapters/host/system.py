@@ -37,14 +37,15 @@ from driver_manager.adapters.host.holders import (
     mount_points_below,
     why_not_unmounted,
 )
-from driver_manager.adapters.host.modules import HOST, ModuleTrees
-from driver_manager.adapters.host.notes import read_marker, remove_marker
+from driver_manager.adapters.host.modules import HOST, ModuleTrees, driver_nodes
+from driver_manager.adapters.host.notes import read_baseline, read_marker, remove_marker
 from driver_manager.adapters.host.pci import DeviceEvents, pci_devices, read_bus
-from driver_manager.adapters.host.probe import probe_command
+from driver_manager.adapters.host.probe import probe_command, with_devices
 from driver_manager.adapters.host.slots import look, may_have_slots, warm
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain import host_record
+from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.health.parsers import parse
@@ -542,13 +543,19 @@ class LinuxHost(Ownership):
 
     def probe(self, root: str, deadline: Deadline) -> ProbeResult:
         probe = self._profile.probe
-        if probe is None:
-            return ProbeResult(Health.UNKNOWN, "the profile has no probe")
-        command = probe_command(self._files, probe, root)
-        if command is None:
-            return ProbeResult(Health.UNKNOWN, f"{probe.tool} is not in {root}")
-        result = run(command.argv, timeout_s=deadline.bound(probe.timeout_s), env=command.env)
-        return parse(probe.parser, result.status, result.out, result.last_line, err=result.err)
+        command = probe_command(self._files, probe, root) if probe is not None else None
+        if probe is None or command is None:
+            why = f"{probe.tool} is not in {root}" if probe is not None else "the profile has no probe"
+            return with_devices(self._roots, self._profile, lambda _: ProbeResult(Health.UNKNOWN, why))
+        ran = run(command.argv, timeout_s=max(probe.timeout_s, deadline.left()), env=command.env)
+        return with_devices(
+            self._roots,
+            self._profile,
+            lambda present: parse(probe, ran.status, ran.out, ran.last_line, present, err=ran.err),
+        )
+
+    def baseline(self) -> Baseline | None:
+        return read_baseline(self._files, self._profile.paths, boot_id(self._roots))
 
     def unmount(self, mount_point: str, deadline: Deadline) -> None:
         """See the port. Detaches a busy mount lazily: only the processes that use it keep the old view."""
@@ -582,7 +589,7 @@ class LinuxHost(Ownership):
         return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, file_systems, looks)))
 
     def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
-        nodes = self._profile.paths.device_nodes
+        nodes = driver_nodes(self._roots, self._profile)
         return find_holders(
             self._roots.proc, self._roots.dev, nodes, enough=enough, looks=self._looks(deadline.bound(LOOK_S))
         )
@@ -599,6 +606,9 @@ class LinuxHost(Ownership):
             raise ModuleFailed(
                 f"host service {name} did not stop within {ended.allowed_s:g} s", f"Look at `systemctl status {name}`."
             )
+
+    def is_active(self, name: str) -> bool:
+        return bool(active_services(self._roots.sys, [name]))
 
     def start_service(self, name: str, deadline: Deadline) -> None:
         """See the port. Waits up to `SERVICE_START_S`, a short time, for the service."""
@@ -636,7 +646,7 @@ class LinuxHost(Ownership):
         if not paths.evidence:
             return ""
         is_used = any(users(module) for module in self.modules().values())
-        nodes, timeout_s = paths.device_nodes, deadline.bound(EVIDENCE_HOLDERS_S)
+        nodes, timeout_s = driver_nodes(roots, self._profile), deadline.bound(EVIDENCE_HOLDERS_S)
         holders = holders_within(roots, nodes, timeout_s) if is_used else ["none: no module of the driver has a user"]
         known = (*lines, "", "health-watch's last samples:", *self._samples())
         name = f"{int(self._clock.wall())}-{self._profile.name}-{name}"

@@ -13,9 +13,10 @@ from typing import assert_never
 from driver_manager.core.pods import Evictor, progress_logged
 from driver_manager.core.swap.node import DriverNow, RunContext
 from driver_manager.domain import events
+from driver_manager.domain.baseline import AS_BEFORE, of_new_driver
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
-from driver_manager.domain.host import UNREAD, DriverSource, Health, Module, process_blocker
+from driver_manager.domain.host import UNREAD, DriverSource, Health, Module, ProbeResult, process_blocker
 from driver_manager.domain.node import Pod
 from driver_manager.domain.outage import OutagePart
 from driver_manager.domain.pci import Binding, PciFunction, encode_bindings, is_vfio
@@ -302,12 +303,14 @@ UNLOAD_S = 90.0
 LOAD_S = 600.0
 """Seconds for a whole tree, in which each module may take long."""
 
-PROBE_MORE_S = 30.0
-"""What a probe's end may take beyond its own timeout."""
+SLOW_POLL_S = 2.0
+"""Seconds between two samples of a device that is not ready yet."""
 
 PARAMETERS_S = 10.0
 EVIDENCE_S = 10.0
 SERVICE_S = 90.0
+SERVICE_SETTLE_S = 5.0
+"""Seconds after which a started service is looked at: nvidia-fabricmanager of another version ends after two."""
 
 
 class DriverSwap:
@@ -377,7 +380,7 @@ class DriverSwap:
             return ()
         loaded_from = self._root.old_source
         root = loaded_from.root if loaded_from is not None else situation.profile.paths.driver_root
-        return self._context.ports.host.probe(root, self._context.soon(PROBE_MORE_S + probe.timeout_s)).busy
+        return self._context.ports.host.probe(root, self._context.soon(probe.timeout_s)).busy
 
     def _until_unused(self, free_by: Deadline, apart: frozenset[str]) -> None:
         ports, said = self._context.ports, ""
@@ -499,6 +502,7 @@ class DriverSwap:
             # A part of it could not be unloaded without a reboot. A run that is killed here leaves the journal.
             with self._context.ports.clock.shielded() if never_unloaded else contextlib.nullcontext():
                 self._load_and_verify(step.source, step.also)
+                self._start_services()
             self._context.lock.driver = DriverNow.NEW
         except ModuleStuck:
             raise
@@ -516,16 +520,48 @@ class DriverSwap:
                 f"driver {source.version} is loaded, but no device node appeared within {DEVICE_NODES_S:g} s",
                 "Look at the kernel log (dmesg) for what the driver reports about the device.",
             )
-        probe = self._context.situation.profile.probe
-        result = host.probe(source.root, self._context.soon(PROBE_MORE_S + (probe.timeout_s if probe else 0.0)))
+        result = self._settled(source.root)
         if result.health is Health.UNHEALTHY:
             raise ModuleFailed(
                 f"driver {source.version} is loaded, but its probe reports: {result.reason}",
                 "Look at the kernel log (dmesg) and run the vendor's tool by hand.",
             )
+        for device in result.devices:
+            if AS_BEFORE in device.reason:
+                self._context.ports.reporter.warn(f"{device.name} is {device.reason}")
         note = "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
         self._context.ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")
         self._has_loaded = True
+
+    def _settled(self, root: str) -> ProbeResult:
+        """The probe of the driver that was just loaded, compared with the baseline, once its devices are ready.
+
+        A device that is still not ready after the profile's `settle_s` is unhealthy.
+        """
+        situation, host, clock = self._context.situation, self._context.ports.host, self._context.ports.clock
+        before = situation.obs.baseline or host.baseline()
+        settled_by = self._context.soon(situation.profile.probe.settle_s if situation.profile.probe else 0.0)
+        while True:
+            result = of_new_driver(host.probe(root, settled_by), before)
+            if not result.is_slow or settled_by.is_over:
+                return result
+            self._context.ports.reporter.info(f"not ready yet: {result.reason}; at most {settled_by.left():.0f} s more")
+            clock.sleep(settled_by.bound(SLOW_POLL_S))
+
+    def _start_services(self) -> None:
+        """Start the host services again and look at them after a moment. Raises ModuleFailed for one that has ended."""
+        context = self._context
+        with context.effect():
+            names = context.lock.start_services()
+        if not names:
+            return
+        context.ports.clock.sleep(SERVICE_SETTLE_S)
+        ended = [name for name in names if not context.ports.host.is_active(name)]
+        if ended:
+            raise ModuleFailed(
+                f"host service {several(ended)} was active before the swap and ended after its start",
+                "Look at `journalctl -u NAME`: it may need the version that belongs to this driver.",
+            )
 
     def afterwards(self) -> None:
         """After the release, warn of parameters that the new driver lacks or sets otherwise."""
@@ -563,6 +599,7 @@ class DriverSwap:
             # SIGTERM waits: the node has no driver now, and the way back is short.
             with self._context.ports.clock.shielded():
                 self._free_by = self._context.soon(ROLLBACK_UNLOAD_S)
+                self._context.lock.stop_services()
                 self._unload_all(step.source)
                 self._root.go_back()
                 self._load_and_verify(previous, step.also)

@@ -15,6 +15,7 @@ from driver_manager.core.node import patch_until_current
 from driver_manager.core.ports import HostSystem, Ports
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain import events, host_record, node_state
+from driver_manager.domain.baseline import encode as encode_baseline
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import (
     ApiUnavailable,
@@ -414,6 +415,18 @@ class NodeLock:
             self._ports.reporter.warn("the journal was removed meanwhile: this node was already released")
         return self.state.ending(node, release(node, journal, self._profile))
 
+    def start_services(self) -> tuple[str, ...]:
+        """Start the host services that were stopped for this swap; their names. Logs one that fails to start."""
+        if self.journal is None:
+            return ()
+        self._start_services(self.journal)
+        return self.journal.services
+
+    def stop_services(self) -> None:
+        """Stop the services again that `start_services` started. Raises ModuleFailed."""
+        while self._started:
+            self._ports.host.stop_service(self._started.pop(), Deadline.after(SERVICE_S, self._ports.clock.monotonic))
+
     def _start_services_of_ours(self, journal: Journal) -> None:
         """Start the services on a held node, unless another run has acquired it meanwhile."""
         if not journal.services:
@@ -600,6 +613,7 @@ class NodeSteps:
         journal, change = self._with_step(step.journal, step.change, step)
         try:
             with self._context.fence.taking(journal.owner):
+                self._record_baseline()
                 lock.record(journal)
                 # Before it is done: a patch whose answer is lost may have been applied.
                 lock.acquired(journal)
@@ -610,6 +624,12 @@ class NodeSteps:
         except (Conflict, OwnedElsewhere):  # the node turns out to be another run's, or to have changed
             ports.log.disturbed_nothing()
             raise
+
+    def _record_baseline(self) -> None:
+        """Write the baseline of this swap before anything is changed; a run that resumes has none, and keeps it."""
+        obs, paths = self._context.situation.obs, self._context.situation.profile.paths
+        if obs.baseline is not None:
+            self._context.ports.host.write_text(paths.baseline, encode_baseline(obs.baseline), is_secret=True)
 
     def rewrite(self, step: Step, longer: Callable[[Node, Journal], tuple[Journal, NodeChange]]) -> Node | None:
         """The Node with a longer journal, None if it is not longer. Raises OwnedElsewhere, and as a patch does."""

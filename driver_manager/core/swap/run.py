@@ -26,6 +26,7 @@ from driver_manager.core.swap.node import (
 )
 from driver_manager.core.swap.pods import Handoff, PodEviction, Waits
 from driver_manager.domain import events
+from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.deadline import Deadline, Moment
 from driver_manager.domain.errors import (
     ApiRefused,
@@ -42,7 +43,7 @@ from driver_manager.domain.errors import (
     StandingDown,
     Terminated,
 )
-from driver_manager.domain.host import UNREAD, Holder, Host, encode_failure, pod_blocker
+from driver_manager.domain.host import UNREAD, Holder, Host, Module, encode_failure, pod_blocker
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner, Refused
 from driver_manager.domain.node import Claim, Node, Pod, PodList, is_this_host
@@ -57,7 +58,7 @@ from driver_manager.domain.pods.journal_check import (
     without_commands,
 )
 from driver_manager.domain.pods.workloads import PodAction, named, names_of_claims, namespaces_with_claims, with_action
-from driver_manager.domain.profile import Profile, users_of
+from driver_manager.domain.profile import Profile, driver_version, users, users_of
 from driver_manager.domain.swap.eviction import HOLDERS, STUCK
 from driver_manager.domain.swap.node_patches import decoded_journal
 from driver_manager.domain.swap.planner import plan, wants_users
@@ -342,7 +343,34 @@ def read_holders(situation: Situation, ports: Ports) -> Situation:
     for holder in holders:
         if holder.how == UNREAD:
             ports.reporter.warn(str(holder))
-    return replace(situation, obs=replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None))
+    obs = replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None)
+    return replace(situation, obs=obs)
+
+
+def _baseline(situation: Situation, ports: Ports) -> Baseline:
+    """The host before the driver is replaced. Takes as long as the vendor's tool."""
+    host, profile = situation.host, situation.profile
+    root = host.previous_source.root if host.previous_source is not None else profile.paths.driver_root
+    probe_s = profile.probe.timeout_s if profile.probe is not None else 0.0
+    result = ports.host.probe(root, Deadline.after(probe_s, ports.clock.monotonic))
+    return Baseline(
+        host.boot_id,
+        driver_version(host.modules),
+        result.health,
+        result.reason,
+        result.devices,
+        result.served,
+        result.on_bus or {},
+        host.parameters,
+        host.active_services,
+        {name: _users(module, situation.obs.holders) for name, module in host.modules.items() if users(module)},
+    )
+
+
+def _users(module: Module, holders: Iterable[Holder]) -> str:
+    """The users of a module, as text: their number and the processes that are known."""
+    known = several(map(str, holders), "; ")
+    return f"{users(module)} user(s)" + (f": {known}" if known else "")
 
 
 def observe(  # noqa: PLR0913  # the facts that become one value here
@@ -509,7 +537,15 @@ def decide(
     Raises ConfigError away from the node, ApiRefused, and as `plan`.
     """
     now = read_holders(Situation.of(obs, profile, policy, waited), ports)
-    return now, plan(now)
+    decided = plan(now)
+    begins = any(isinstance(step, TakeNode) for step in decided.steps)
+    if not begins or decided.decision not in (Decision.REPLACE, Decision.CLEAR) or obs.is_resumed:
+        return now, decided
+    if any(isinstance(step, PlanAgain) for step in decided.steps):
+        return now, decided
+    before = _baseline(now, ports)
+    now = replace(now, obs=replace(now.obs, baseline=before))
+    return now, replace(decided, warnings=(*decided.warnings, *before.remarks))
 
 
 def rehearsed(ports: Ports, decided: Plan) -> Plan:

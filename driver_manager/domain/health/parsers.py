@@ -1,29 +1,219 @@
-"""Parsers of the vendors' tools: exit status and output in, one verdict per device out. `PARSERS` lists them."""
+"""Parsers of the vendors' tools: what a tool printed, and its exit status, as one verdict per device.
+
+A profile's `probe.answers` gives the meaning of exit statuses and messages. To add a tool, write a function of the type
+`Parser`, or one that reads decoded JSON, and a line in `PARSERS`, the table at the end.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager.domain.host import NO_TOOL, TIMED_OUT, DeviceVerdict, Health, ProbeResult, loader_failure
-from driver_manager.domain.text import writable
+from driver_manager.domain.profile import ADDRESS, Meaning, Probe, ToolAnswer
+from driver_manager.domain.text import shortened, writable
 
-# From the verdicts on devices to one result, compared with the devices on the PCI bus.
-
-Parser = Callable[[int, str, str, tuple[str, ...]], ProbeResult]
-"""From exit status, output, the last line for a reason, and the addresses of the PCI functions to serve."""
-
-JsonReader = Callable[[Any, tuple[str, ...]], ProbeResult]
-"""From the decoded JSON and the addresses. May raise ValueError, KeyError or TypeError for an unexpected form."""
+# From a tool's output to one result, compared with the devices on the PCI bus.
 
 ENDED_FROM_OUTSIDE = (-9, -15)
 """Statuses of a tool that was killed (by an administrator, or for lack of memory): no verdict on the devices."""
 
+LAST_LINE_CHARS = 300
+REASON_CHARS = 200
+
+MANY = 2**31
+"""`Listing.unread` of output that was cut: any number of devices may be in the rest."""
+
 _ADDRESS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])")
+
+
+class Listing(Struct, frozen=True):
+    """The devices in a tool's output. `unread` is the number of entries that cannot be read: each may be a device.
+
+    `has_addresses`: the tool prints PCI addresses; if not, only the number of devices is compared. `busy` names the
+    work on the devices. `doubt` is why the result is unknown though no device is bad or missing, "" if it is not.
+    """
+
+    devices: tuple[DeviceVerdict, ...] = ()
+    unread: int = 0
+    has_addresses: bool = True
+    busy: tuple[str, ...] = ()
+    doubt: str = ""
+
+
+Parser = Callable[[str, int], Listing]
+"""From the output and the number of PCI functions to serve. Raises one of `UNEXPECTED` for another form."""
+
+UNEXPECTED = (ValueError, KeyError, TypeError, RecursionError)
+
+
+def parse(  # noqa: PLR0913  # the whole result of a tool's run
+    probe: Probe, status: int, out: str, last_line: str, present: tuple[str, ...] = (), *, err: str = ""
+) -> ProbeResult:
+    """The result in the exit `status` and output of the tool of `probe`; `last_line` is the last line that it printed.
+
+    `present` are the PCI addresses of the devices that the driver should serve. `err` is the standard error, which
+    shows that the tool could not be loaded with its libraries: that is no verdict on the devices.
+    """
+    failure = f"{probe.tool} failed with exit status {status}: {last_line}"
+    answers = _Answers.of(probe, status, out, err)
+    whole = answers.whole or ToolAnswer(Meaning.REMARK)
+    unread = _not_run(probe, status, last_line, err)
+    if unread is not None or whole.means in (Meaning.UNKNOWN, Meaning.SLOW):
+        health = Health.UNKNOWN if whole.means is Meaning.UNKNOWN else Health.UNHEALTHY
+        return unread or ProbeResult(health, whole.text or failure, is_slow=whole.means is Meaning.SLOW)
+    try:
+        listing = PARSERS[probe.parser](answers.rest, len(present))
+    except UNEXPECTED:
+        listing = Listing(unread=MANY)
+    if whole.means is not Meaning.REMARK:
+        devices = _with_answers(listing.devices, answers.by_device)
+        reason = whole.text or "; ".join(_reasons(devices, Health.UNHEALTHY)) or failure
+        return ProbeResult(Health.UNHEALTHY, reason, devices, busy=listing.busy)
+    if probe.parser == EXIT_STATUS:
+        return ProbeResult(Health.HEALTHY, f"exit status {status}")
+    result = judge(listing, present, answers.by_device, probe.tool)
+    if answers.whole is None or result.health is Health.UNHEALTHY:
+        return result
+    if result.health is Health.UNKNOWN:  # a remark is one only beside devices that can be read
+        return replace(result, health=Health.UNHEALTHY, reason=failure)
+    remark = "" if answers.by_device else f"; {whole.text or last_line}"
+    return replace(result, reason=result.reason + remark)
+
+
+def _not_run(probe: Probe, status: int, last_line: str, err: str) -> ProbeResult | None:
+    """The result of a tool that did not run to its end, None if it did."""
+    unloadable = loader_failure(status, err)
+    if status == TIMED_OUT:
+        return ProbeResult(Health.UNHEALTHY, last_line, is_slow=True)
+    if unloadable:
+        reason = f"the tool cannot be loaded with its libraries: {unloadable[:LAST_LINE_CHARS]}"
+        return ProbeResult(Health.UNKNOWN, reason, is_tool_broken=True)
+    if status in NO_TOOL:
+        return ProbeResult(Health.UNKNOWN, last_line, is_tool_broken=True)
+    if status in ENDED_FROM_OUTSIDE:
+        return ProbeResult(Health.UNKNOWN, f"{probe.tool} was killed from outside: {last_line}")
+    return None
+
+
+class _Answers(Struct, frozen=True):
+    """The answers of a tool that the profile knows, each with a text: the profile's or the tool's own.
+
+    `by_device` has those about one device, by its address. `whole` is the answer about all devices, None if the tool
+    reports no failure; `rest` is the output without the lines of the answers.
+    """
+
+    by_device: Mapping[str, ToolAnswer]
+    whole: ToolAnswer | None
+    rest: str
+
+    @classmethod
+    def of(cls, probe: Probe, status: int, out: str, err: str) -> _Answers:
+        by_device: dict[str, ToolAnswer] = {}
+        whole: ToolAnswer | None = None
+        rest: list[str] = []
+        for lines, others in ((out.splitlines(keepends=True), rest), (err.splitlines(), [])):
+            for line in lines:
+                answer, address = _message(probe.answers, line)
+                if answer is None:
+                    others.append(line)
+                    continue
+                answer = replace(answer, text=answer.text or shortened(line.strip(), REASON_CHARS))
+                if address:
+                    by_device[address] = answer
+                else:
+                    whole = answer
+        if whole is None and status:
+            whole = next((one for one in probe.answers if one.status == status), ToolAnswer(Meaning.SICK))
+        return cls(by_device, whole, "".join(rest))
+
+
+def _message(answers: Iterable[ToolAnswer], line: str) -> tuple[ToolAnswer | None, str]:
+    """The answer whose message is in `line`, with the address of the device that it names, "" for none."""
+    for answer in answers:
+        before, placeholder, after = answer.message.partition(ADDRESS)
+        at = line.find(before) if answer.message else -1
+        if at < 0:
+            continue
+        if not placeholder:
+            return answer, ""
+        found = _ADDRESS.search(line, at + len(before))
+        if found is not None and line.find(after, found.end()) >= 0:
+            return answer, pci_address(found.group())
+    return None, ""
+
+
+def _with_answers(devices: tuple[DeviceVerdict, ...], by_device: Mapping[str, ToolAnswer]) -> tuple[DeviceVerdict, ...]:
+    """The devices, each with the verdict of the answer about it; those that only an answer names come last."""
+    known = {one.address for one in devices}
+    unlisted = (DeviceVerdict(address, Health.UNKNOWN, "", address) for address in by_device if address not in known)
+    return tuple(
+        _answered(one, by_device[one.address]) if one.address in by_device else one for one in (*devices, *unlisted)
+    )
+
+
+def _answered(device: DeviceVerdict, answer: ToolAnswer) -> DeviceVerdict:
+    if answer.means is Meaning.REMARK:
+        is_good = device.health is Health.HEALTHY
+        return replace(device, reason=answer.text) if is_good else device
+    if answer.means is Meaning.UNKNOWN:
+        return replace(device, health=Health.UNKNOWN, reason=answer.text)
+    return replace(device, health=Health.UNHEALTHY, reason=answer.text, is_lost=answer.means is Meaning.LOST)
+
+
+def judge(listing: Listing, present: tuple[str, ...], by_device: Mapping[str, ToolAnswer], tool: str) -> ProbeResult:
+    """The result of `listing`; `present` are the PCI functions that the driver should serve.
+
+    Each function must be among the devices, by its address: the number of devices does not show it, as a function may
+    hold two (Ascend 310P). A device without an address stands for no function, but counts if it is bad. An entry that
+    cannot be read may be one missing device, and no more than one.
+    """
+    devices = _with_answers(listing.devices, by_device)
+    is_slow = any(one.means is Meaning.SLOW for one in by_device.values())
+    doubt = listing.doubt
+    if not devices and not listing.unread:
+        return ProbeResult(Health.UNHEALTHY, f"{tool} sees no device", busy=listing.busy)
+    seen = {device.address for device in devices} - {""}
+    if listing.has_addresses and devices and not seen:
+        doubt = doubt or ("no device has a PCI address that can be read" if present else "")
+        missing: tuple[str, ...] = ()
+        lacking = 0
+    elif listing.has_addresses:
+        devices = tuple(one for one in devices if one.address or one.health is not Health.HEALTHY)
+        missing = tuple(address for address in present if address not in seen)
+        lacking = len(missing)
+    else:
+        missing, lacking = (), max(0, len(present) - len(devices))
+    if listing.unread and (lacking or not present):
+        doubt = doubt or f"{tool} printed unexpected output"
+        missing, lacking = (), lacking if lacking > listing.unread else 0
+    devices = (*devices, *(_missing(address) for address in missing))
+    bad = _reasons(devices, Health.UNHEALTHY)
+    unclear = _reasons(devices, Health.UNKNOWN)
+    if lacking:
+        reason = f"{len(present) - lacking} of {len(present)} PCI devices seen"
+        reason += "".join(f"; {address} missing" for address in missing)
+        return ProbeResult(Health.UNHEALTHY, reason, devices, busy=listing.busy)
+    if bad:
+        return ProbeResult(Health.UNHEALTHY, "; ".join(bad), devices, is_slow=is_slow, busy=listing.busy)
+    if doubt or unclear:
+        return ProbeResult(Health.UNKNOWN, doubt or "; ".join(unclear), devices, busy=listing.busy)
+    words = ", ".join(dict.fromkeys(device.reason for device in devices))
+    return ProbeResult(Health.HEALTHY, f"{len(devices)} device(s) {words}", devices, busy=listing.busy)
+
+
+def _reasons(devices: Iterable[DeviceVerdict], health: Health) -> list[str]:
+    return [f"{device.name} is {device.reason}" for device in devices if device.health is health]
+
+
+def _missing(address: str) -> DeviceVerdict:
+    return DeviceVerdict(address, Health.UNHEALTHY, "missing", address, is_lost=True)
 
 
 def pci_address(text: str) -> str:
@@ -35,85 +225,22 @@ def pci_address(text: str) -> str:
     return f"{int(domain or '0', 16):04x}:{bus.lower()}:{device.lower()}.{function}"
 
 
-def unknown(reason: str) -> ProbeResult:
-    return ProbeResult(Health.UNKNOWN, reason)
+MAX_JSON_STARTS = 20
 
 
-def unhealthy(reason: str) -> ProbeResult:
-    """A failure without verdicts on single devices."""
-    return ProbeResult(Health.UNHEALTHY, reason)
+def _json(read: Callable[[Any], Listing]) -> Parser:
+    """The parser of a tool that prints one JSON value, perhaps after lines of a log."""
 
-
-def failure(tool: str, status: int, last_line: str) -> ProbeResult | None:
-    """The result of a tool whose exit status is not 0; None for 0."""
-    if status in ENDED_FROM_OUTSIDE:
-        return unknown(f"{tool} was killed from outside: {last_line}")
-    return unhealthy(f"{tool} failed with exit status {status}: {last_line}") if status else None
-
-
-def json_parser(tool: str, read: JsonReader) -> Parser:
-    """The parser of a tool that prints JSON and exits with 0 unless it fails."""
-
-    def parser(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
-        failed = failure(tool, status, last_line)
-        if failed is not None:
-            return failed
-        try:
-            return read(json.loads(out), present)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return unknown(f"{tool} printed unexpected output")
+    def parser(out: str, _count: int) -> Listing:
+        starts = (found.end() - 1 for found in re.finditer(r"^\s*[\[{]", out, re.MULTILINE))
+        for start in islice(starts, MAX_JSON_STARTS):
+            try:
+                return read(json.JSONDecoder().raw_decode(out, start)[0])
+            except UNEXPECTED:
+                continue
+        raise ValueError("no JSON of the expected form")
 
     return parser
-
-
-def whole(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> ProbeResult:
-    """The result of `devices`; `present` are the PCI functions that the driver should serve.
-
-    Each must be among the devices by its address, as a function may hold two (Ascend 310P). A device without one counts
-    only if it is bad. If none has an address, the result is unknown unless a device is bad.
-    """
-    seen = {device.address for device in devices} - {""}
-    if devices and not seen:
-        result = _judged(devices, "")
-        unclear = "no device has a PCI address that can be read"
-        return replace(result, health=Health.UNKNOWN, reason=unclear) if result.health is Health.HEALTHY else result
-    devices = tuple(one for one in devices if one.address or one.health is not Health.HEALTHY)
-    absent = tuple(address for address in present if address not in seen)
-    lacking = _lacking(len(absent), present) + "".join(f"; {address} missing" for address in absent)
-    return _judged((*devices, *(_missing(address) for address in absent)), lacking)
-
-
-def counted(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> ProbeResult:
-    """The result of `devices` without addresses: their number is compared with that of the PCI functions."""
-    return _judged(devices, _lacking(max(0, len(present) - len(devices)), present))
-
-
-def _lacking(count: int, present: tuple[str, ...]) -> str:
-    return f"{len(present) - count} of {len(present)} PCI devices seen" if count else ""
-
-
-def _judged(devices: tuple[DeviceVerdict, ...], lacking: str) -> ProbeResult:
-    bad = [f"{device.name} is {device.reason}" for device in devices if device.health is Health.UNHEALTHY]
-    if bad or lacking:
-        return ProbeResult(Health.UNHEALTHY, lacking or "; ".join(bad), devices)
-    unclear = [f"{device.name} is {device.reason}" for device in devices if device.health is Health.UNKNOWN]
-    if unclear:
-        return ProbeResult(Health.UNKNOWN, "; ".join(unclear), devices)
-    return ProbeResult(Health.HEALTHY, f"{len(devices)} device(s) {_words(devices)}", devices)
-
-
-def partial(tool: str, devices: tuple[DeviceVerdict, ...]) -> ProbeResult:
-    """The result of incomplete output: unhealthy if a device in it is bad, else unknown."""
-    result = whole(devices, ())
-    return result if result.health is Health.UNHEALTHY else unknown(f"{tool} printed unexpected output")
-
-
-def _missing(address: str) -> DeviceVerdict:
-    return DeviceVerdict(address, Health.UNHEALTHY, "missing", address)
-
-
-def _words(devices: tuple[DeviceVerdict, ...]) -> str:
-    return ", ".join(dict.fromkeys(device.reason for device in devices))
 
 
 # AMD: `amd-smi list --json`, the GPUs that the loaded driver serves, without their health.
@@ -121,38 +248,38 @@ def _words(devices: tuple[DeviceVerdict, ...]) -> str:
 # Source of the form: ROCm/amdsmi (amdsmi_cli), and its documentation of `amd-smi list`.
 
 
-def amd_smi_listing(bodies: Any, present: tuple[str, ...]) -> ProbeResult:
-    """`amd-smi list --json`. A partitioned GPU is listed once for each partition, with the same address.
-
-    A GPU whose `kfd_id` is N/A takes no work: the kernel's compute driver lacks it, or the tool may not read it.
-    """
-    found = tuple(map(_amd_gpu, bodies))
-    return whole(found, present) if found else unhealthy("amd-smi sees no device")
+def amd_smi_listing(bodies: Any) -> Listing:
+    """`amd-smi list --json`. A partitioned GPU is listed once for each partition, with the same address."""
+    return Listing(tuple(map(_amd_gpu, bodies)))
 
 
 def _amd_gpu(body: dict[str, object]) -> DeviceVerdict:
     name, address = f"gpu {int(str(body['gpu']))}", pci_address(str(body["bdf"]))
-    if body.get("kfd_id") == "N/A":
-        return DeviceVerdict(name, Health.UNKNOWN, "without a kfd_id", address)
+    if body.get("kfd_id") == "N/A":  # the kernel's compute driver lacks it, so it takes no work
+        return DeviceVerdict(name, Health.UNHEALTHY, "without a kfd_id", address)
     return DeviceVerdict(name, Health.HEALTHY, "listed", address)
 
 
 # Furiosa: `furiosa-smi status --format json`, whether each NPU is alive, and whether a process uses it.
 #
-# Source of the form: a public recording of furiosa-smi on RNGD cards; developer.furiosa.ai, Furiosa SMI CLI.
+# Source of the form: a public recording of furiosa-smi on RNGD cards; developer.furiosa.ai, Furiosa SMI CLI. Warboy:
+# lablup/all-smi, src/device/readers/furiosa.rs.
 
 
-def furiosa_smi_status(bodies: Any, present: tuple[str, ...]) -> ProbeResult:
-    """One entry per NPU, without PCI addresses. An NPU is busy if a process has one of its processing elements."""
+def furiosa_smi_status(bodies: Any) -> Listing:
+    """One entry per NPU, without PCI addresses. An NPU is busy if a process has one of its processing elements.
+
+    RNGD shows that as `pe_occupancy`, Warboy as the status of the core.
+    """
     found = tuple(_furiosa_npu(body) for body in bodies)
     busy = tuple(
         writable(body["device"])
         for body in bodies
-        if any(one["pe_occupancy"] is True for one in body.get("pe_utilizations") or ())
+        if any(one.get("pe_occupancy") is True for one in body.get("pe_utilizations") or ())
+        or any(one.get("status") != "available" for one in body.get("cores") or ())
     )
-    if len({npu.name for npu in found}) < len(found):
-        return unknown("furiosa-smi printed an NPU twice")
-    return replace(counted(found, present), busy=busy) if found else unhealthy("furiosa-smi sees no device")
+    twice = "furiosa-smi printed an NPU twice" if len({npu.name for npu in found}) < len(found) else ""
+    return Listing(found, has_addresses=False, busy=busy, doubt=twice)
 
 
 def _furiosa_npu(body: dict[str, object]) -> DeviceVerdict:
@@ -165,23 +292,27 @@ def _furiosa_npu(body: dict[str, object]) -> DeviceVerdict:
 # Source of the form: docs.habana.ai, System Management Interface Tool (hl-smi); public recordings of its CSV.
 
 
-def hl_smi_query(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+def hl_smi_query(out: str, _count: int) -> Listing:
     """The query's output. A device that the driver took down has no line; one without a name is bad."""
-    failed = failure("hl-smi", status, last_line)
-    if failed is not None:
-        return failed
-    rows, is_whole = _csv_rows(out, 3)
-    devices = tuple(map(_hl_device, rows))
-    if not is_whole:
-        return partial("hl-smi", devices)
-    return whole(devices, present) if devices else unhealthy("hl-smi sees no device")
+    rows, unread = _csv_rows(out)
+    return Listing(tuple(map(_hl_device, rows)), unread)
 
 
-def _csv_rows(out: str, fields: int) -> tuple[list[list[str]], bool]:
-    """The rows that begin with an index and a PCI address and have at least `fields` fields; True if all do."""
-    rows = [[field.strip() for field in line.split(",")] for line in out.splitlines() if line.strip()]
-    complete = [row for row in rows if len(row) >= fields and row[0].isdecimal() and pci_address(row[1])]
-    return complete, len(complete) == len(rows) and (not rows or out.endswith("\n"))
+def _csv_rows(out: str) -> tuple[list[list[str]], int]:
+    """The rows with an index, a PCI address and a name, and the number of rows that cannot be read.
+
+    A line that does not begin with an index is a warning and no row, except a last line that was cut.
+    """
+    rows, unread = [], 0
+    for line in out.splitlines(keepends=True):
+        row = [field.strip() for field in line.split(",")]
+        if len(row) >= 3 and row[0].isdecimal() and pci_address(row[1]) and line.endswith("\n"):
+            rows.append(row)
+        elif row[0].isdecimal() or (line.strip() and not line.endswith("\n")):
+            unread += 1
+    if not rows and not unread and out.strip():
+        raise ValueError("no row")
+    return rows, unread
 
 
 def _hl_device(row: list[str]) -> DeviceVerdict:
@@ -190,7 +321,7 @@ def _hl_device(row: list[str]) -> DeviceVerdict:
     return DeviceVerdict(writable(f"aip {row[0]}"), health, word, pci_address(row[1]))
 
 
-# Huawei: the table of `npu-smi info`, the list of `npu-smi info -l`, and the codes of npu-smi's failures.
+# Huawei: the table of `npu-smi info`, and the list of `npu-smi info -l`.
 #
 # The table differs by chip and version: widths, a second number in the chip's row (310P: Device, 910_93: Phy-ID),
 # `---` or `===` between the chips of one card, a table of processes below. So it is read by its shape and not by its
@@ -205,31 +336,10 @@ NPU_SMI_WORDS = {
 }
 """The health column. A warning is a minor alarm of a working chip; UNKNOWN is a chip that is gone or not started."""
 
-NPU_SMI_CODES: dict[int, tuple[Health, str]] = {
-    -8002: (Health.UNKNOWN, "no permission"),
-    -8005: (Health.UNHEALTHY, "not initialised"),
-    -8006: (Health.UNHEALTHY, "timeout of the device"),
-    -8008: (Health.UNHEALTHY, "no device"),
-    -8012: (Health.UNHEALTHY, "device not ready"),
-    -8013: (Health.UNKNOWN, "not supported in this container"),
-    -8017: (Health.UNKNOWN, "firmware is being upgraded"),
-    -8020: (Health.UNKNOWN, "device in use by another client"),
-    -8255: (Health.UNKNOWN, "not supported"),
-}
-"""DCMI return codes (dcmi_interface_api.h); any other code is a failure without a name.
-
-A driver that was upgraded without a reboot also returns -8005; -8020 occurs with more than two or three clients.
-"""
-
-_STATUSES = {code & 0xFF: code for code in NPU_SMI_CODES}
-"""npu-smi ends with the low byte of the code."""
-
-_PRINTED_CODE = re.compile(r"ret is (-8\d{3})\b")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _BARS = str.maketrans({"│": "|", "┃": "|", "║": "|"})
 _CARD = re.compile(r"(\d+)\s+(\S.*)")
 _CHIP = re.compile(r"(\d+)(?:\s+(?:\d+|-|NA))?")
-_NO_CARD = "There is no NPU card"
 _FIELD = re.compile(r"\s*(Total Count|NPU ID|Chip Count)\s*:\s*(\d{1,9})\s*", re.ASCII)
 MOST_CHIPS = 64
 """On one card, where the largest has four. A larger number is invalid, and would make a list of that length."""
@@ -238,28 +348,22 @@ Row = tuple[str, ...] | None
 """The cells of a table's line; None for a border or another line."""
 
 
-def npu_smi_table(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+def npu_smi_table(out: str, _count: int) -> Listing:
     """`npu-smi info`."""
-    failed = _npu_smi_failure(status, out, last_line)
-    if failed is not None:
-        return failed
     text = _COLOUR.sub("", out).translate(_BARS)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    chips, is_broken = _chips([_cells(line) for line in lines])
-    lacks_address = len({bool(chip.address) for chip in chips}) > 1
-    if is_broken or lacks_address or not chips or not _is_closed(lines):
-        return partial("npu-smi", chips)
-    return whole(chips, present)
+    chips, halves = _chips([_cells(line) for line in lines])
+    if not chips or not _is_closed(lines):
+        return Listing(chips, MANY)
+    addressed = sum(bool(chip.address) for chip in chips)
+    return Listing(chips, halves + (len(chips) - addressed if addressed else 0))
 
 
-def npu_smi_listing(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+def npu_smi_listing(out: str, count: int) -> Listing:
     """`npu-smi info -l`: the cards that answer and their numbers of chips, without their health.
 
     It has no bus ids, and a PCI function has one or two chips: the list is complete only if it has a card for each one.
     """
-    failed = _npu_smi_failure(status, out, last_line)
-    if failed is not None:
-        return failed
     fields = [(found.group(1), int(found.group(2))) for found in map(_FIELD.fullmatch, out.splitlines()) if found]
     totals = [value for name, value in fields if name == "Total Count"]
     cards = [(name, value) for name, value in fields if name != "Total Count"]
@@ -267,33 +371,17 @@ def npu_smi_listing(status: int, out: str, last_line: str, present: tuple[str, .
     is_list = names == ["NPU ID", "Chip Count"] * (len(names) // 2) and totals == [len(names) // 2]
     is_list = is_list and len(set(counts[::2])) == len(counts[::2])
     if not is_list or any(chips > MOST_CHIPS for chips in counts[1::2]):
-        return partial("npu-smi", ())
+        raise ValueError("not a list of cards")
     devices: list[DeviceVerdict] = []
     for card, chips in zip(counts[::2], counts[1::2], strict=True):
         if not chips:
             devices.append(DeviceVerdict(f"npu {card}", Health.UNHEALTHY, "without a chip"))
         devices += [DeviceVerdict(f"npu {card} chip {chip}", Health.HEALTHY, "listed") for chip in range(chips)]
-    if not devices:
-        return unhealthy("npu-smi sees no device")
-    result = counted(tuple(devices), present)
-    if result.health is Health.HEALTHY and len(names) // 2 < len(present):
+    doubt = ""
+    if len(names) // 2 < count:
         lists = f"npu-smi lists {len(devices)} chip(s) on {len(names) // 2} card(s)"
-        return replace(result, health=Health.UNKNOWN, reason=f"{lists}; unknown if on all {len(present)} PCI devices")
-    return result
-
-
-def _npu_smi_failure(status: int, out: str, last_line: str) -> ProbeResult | None:
-    """The result of a failed npu-smi: by the code that it prints, else by its exit status. None if it did not fail."""
-    if status == 0:
-        return unhealthy("npu-smi sees no device") if _NO_CARD in out else None
-    if status in ENDED_FROM_OUTSIDE:
-        return unknown(f"npu-smi was killed from outside: {last_line}")
-    named = _PRINTED_CODE.findall(out)
-    code = int(named[-1]) if named else _STATUSES.get(status)
-    if code is None:
-        return unhealthy(f"npu-smi failed with exit status {status}: {last_line}")
-    health, meaning = NPU_SMI_CODES.get(code, (Health.UNHEALTHY, last_line))
-    return ProbeResult(health, f"npu-smi failed with {code}: {meaning}")
+        doubt = f"{lists}; unknown if on all {count} PCI devices"
+    return Listing(tuple(devices), has_addresses=False, doubt=doubt)
 
 
 def _is_closed(lines: list[str]) -> bool:
@@ -308,19 +396,19 @@ def _cells(line: str) -> Row:
     return tuple(cell.strip() for cell in line[1:-1].split("|"))
 
 
-def _chips(rows: list[Row]) -> tuple[tuple[DeviceVerdict, ...], bool]:
-    """The chips in a table's rows, and whether one of their two rows is missing."""
+def _chips(rows: list[Row]) -> tuple[tuple[DeviceVerdict, ...], int]:
+    """The chips in a table's rows, and the number of chips of which one of two rows is missing."""
     chips: list[DeviceVerdict] = []
-    is_broken = False
+    halves = 0
     left = [*rows, None]
     while len(left) > 1:
         chip = _npu_chip(left[0], left[1])
         if chip is not None:
             chips.append(chip)
         else:
-            is_broken = is_broken or _is_half(left[0])
+            halves += _is_half(left[0])
         del left[: 1 if chip is None else 2]
-    return tuple(chips), is_broken
+    return tuple(chips), halves
 
 
 def _npu_chip(upper: Row, lower: Row) -> DeviceVerdict | None:
@@ -346,23 +434,16 @@ def _is_half(row: Row) -> bool:
 
 # NVIDIA: `nvidia-smi --query-gpu=index,pci.bus_id,… --format=csv,noheader`, one line per GPU.
 
-NO_VERDICT = (2, 3, 4, 12, 13)
-"""nvidia-smi(1), RETURN VALUE: bad argument, not available, no permission, library not found, function not in it."""
-
 _REMARK = re.compile(r"\[([^\]]*)\]|(ERR!)")
 _HARMLESS = {"n/a", "not supported", "insufficient permissions"}
 
 
-def nvidia_smi_query(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+def nvidia_smi_query(out: str, _count: int) -> Listing:
     """The query's output. A GPU is bad if a field has a remark such as `[GPU requires reset]` or `ERR!`."""
-    failed = failure("nvidia-smi", status, last_line)
-    if failed is not None:
-        return unknown(failed.reason) if status in NO_VERDICT else failed
-    if "No devices were found" in out:
-        return unhealthy("nvidia-smi sees no device")
-    rows, is_whole = _csv_rows(out, 2)
-    gpus = tuple(map(_nvidia_gpu, rows))
-    return whole(gpus, present) if gpus and is_whole else partial("nvidia-smi", gpus)
+    rows, unread = _csv_rows(out)
+    if not rows and not unread:
+        raise ValueError("no row")
+    return Listing(tuple(map(_nvidia_gpu, rows)), unread)
 
 
 def _nvidia_gpu(row: list[str]) -> DeviceVerdict:
@@ -378,25 +459,17 @@ _NAMED_BY = ("npu", "name", "uuid", "device", "pci")
 """The identity of a device; a version may leave out some of these."""
 
 
-def rbln_smi(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
-    """`rbln-smi -j`, whose last line names the failure."""
-    if status and status not in ENDED_FROM_OUTSIDE:
-        return unhealthy(last_line)
-    return json_parser("rbln-smi", rbln_smi_devices)(status, out, last_line, present)
-
-
-def rbln_smi_devices(body: Any, present: tuple[str, ...]) -> ProbeResult:
+def rbln_smi_devices(body: Any) -> Listing:
     """The devices, with PCI addresses if this version prints them."""
     found = tuple(map(_rbln_device, body["devices"]))
     names = {tuple(str(one.get(key)) for key in _NAMED_BY) for one in body["devices"]}
-    prints_addresses = any("pci" in one for one in body["devices"])
     count = len(body.get("contexts") or ())
-    if len(names) < len(found):
-        return unknown("rbln-smi printed a device twice")
-    busy = (f"{count} context(s)",) if count else ()
-    if not found:
-        return unhealthy("rbln-smi sees no device")
-    return replace(whole(found, present) if prints_addresses else counted(found, present), busy=busy)
+    return Listing(
+        found,
+        has_addresses=any("pci" in one for one in body["devices"]),
+        busy=(f"{count} context(s)",) if count else (),
+        doubt="rbln-smi printed a device twice" if len(names) < len(found) else "",
+    )
 
 
 def _rbln_device(body: dict[str, object]) -> DeviceVerdict:
@@ -410,60 +483,48 @@ def _rbln_device(body: dict[str, object]) -> DeviceVerdict:
 # Source of the form: tenstorrent/tt-smi, and public recordings of its snapshots.
 
 
-def tt_smi_snapshot(body: Any, present: tuple[str, ...]) -> ProbeResult:
+def tt_smi_snapshot(body: Any) -> Listing:
     """The chips on the PCI bus; a chip that is reached through another one has no address, and is left out."""
-    on_bus = tuple(chip for chip in map(_tt_chip, body["device_info"]) if chip.address)
-    return whole(on_bus, present) if on_bus else unhealthy("tt-smi sees no device")
+    return Listing(tuple(chip for chip in map(_tt_chip, body["device_info"]) if chip.address))
 
 
 def _tt_chip(body: dict[str, Any]) -> DeviceVerdict:
     board, telemetry = body["board_info"], body["telemetry"]
     address = pci_address(str(board["bus_id"]))
     health, word = Health.HEALTHY, "answering"
-    if board.get("dram_status") is False:
-        health, word = Health.UNHEALTHY, "without its DRAM"
-    elif not isinstance(telemetry, dict) or not telemetry:
+    if not isinstance(telemetry, dict) or not telemetry:
         health, word = Health.UNHEALTHY, "without telemetry"
+    elif board.get("dram_status") is False and _reports_dram(str(board["board_type"]), body.get("firmwares")):
+        health, word = Health.UNHEALTHY, "without its DRAM"
     return DeviceVerdict(writable(f"{board['board_type']} {address}"), health, word, address)
+
+
+def _reports_dram(board: str, firmwares: Any) -> bool:
+    """False for a p100a before firmware 19.7, whose `dram_status` is always false (tenstorrent/tt-smi#223)."""
+    version = str(firmwares.get("fw_bundle_version", "")) if isinstance(firmwares, dict) else ""
+    found = re.match(r"(\d{1,4})\.(\d{1,4})", version)
+    return not board.startswith("p100a") or (found is not None and (int(found[1]), int(found[2])) >= (19, 7))
 
 
 # The table of parsers.
 
-LAST_LINE_CHARS = 300
+EXIT_STATUS = "exit-status"
 
 
-def parse(  # noqa: PLR0913  # the whole result of a tool's run
-    parser: str, status: int, out: str, last_line: str, present: tuple[str, ...] = (), *, err: str = ""
-) -> ProbeResult:
-    """The result in a tool's exit `status` and output; `last_line` is the last line that it printed, for the reason.
-
-    `present` are the PCI addresses to serve. `err`, standard error, shows a tool that could not be loaded: no verdict.
-    """
-    if status == TIMED_OUT:
-        return unhealthy(last_line)
-    unloadable = loader_failure(status, err)
-    if unloadable:
-        reason = f"the tool cannot be loaded with its libraries: {unloadable[:LAST_LINE_CHARS]}"
-        return ProbeResult(Health.UNKNOWN, reason, is_tool_broken=True)
-    if status in NO_TOOL:
-        return ProbeResult(Health.UNKNOWN, last_line, is_tool_broken=True)
-    return PARSERS[parser](status, out, last_line, present)
-
-
-def _exit_status(status: int, _out: str, last_line: str, _present: tuple[str, ...]) -> ProbeResult:
-    return unhealthy(last_line) if status else ProbeResult(Health.HEALTHY, "exit status 0")
+def _exit_status(_out: str, _count: int) -> Listing:
+    return Listing()
 
 
 PARSERS: dict[str, Parser] = {
-    "exit-status": _exit_status,
-    "amd-smi-list": json_parser("amd-smi", amd_smi_listing),
-    "furiosa-smi": json_parser("furiosa-smi", furiosa_smi_status),
+    EXIT_STATUS: _exit_status,
+    "amd-smi-list": _json(amd_smi_listing),
+    "furiosa-smi": _json(furiosa_smi_status),
     "hl-smi": hl_smi_query,
     "npu-smi": npu_smi_table,
     "npu-smi-list": npu_smi_listing,
     "nvidia-smi": nvidia_smi_query,
-    "rbln-smi": rbln_smi,
-    "tt-smi": json_parser("tt-smi", tt_smi_snapshot),
+    "rbln-smi": _json(rbln_smi_devices),
+    "tt-smi": _json(tt_smi_snapshot),
 }
 """By the name in a profile's `probe.parser`."""
 

@@ -11,11 +11,12 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from driver_manager.domain import events
+from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.host import RECOVERY, DeviceVerdict, Health, Marker
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.node import Node
 from driver_manager.domain.profile import NodeKeys
-from driver_manager.domain.text import writable
+from driver_manager.domain.text import several, writable
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, Part, Unreadable, body_of, seconds_of
 
 # Facts of the host: boot, driver, marks, and the file that mutes health-watch
@@ -49,6 +50,7 @@ class Surroundings(Struct, frozen=True):
     `driver` differs for each load of the driver, and is "" if unknown. `ready`: the ready marker exists; None if the
     profile has none. `is_withdrawn`: health-watch has moved it aside. `marker` is the reboot-required marker, if the
     profile has one (`can_request`), and `mute` the request in the host's file; a `…_problem` is why it cannot be read.
+    `baseline` is that of the last swap of this boot.
     """
 
     boot_id: str
@@ -62,6 +64,7 @@ class Surroundings(Struct, frozen=True):
     marker_problem: str = ""
     mute: Mute | None = None
     mute_problem: str = ""
+    baseline: Baseline | None = None
 
     @property
     def has_request_of_ours(self) -> bool:
@@ -104,6 +107,7 @@ class NoticeKind(Enum):
     WEDGED = "wedged"
     RECOVERED = "recovered"
     MUTED = "muted"
+    LOST = "lost"
 
 
 class Wedge(Struct, frozen=True):
@@ -176,7 +180,8 @@ TRANSITIONS: dict[HealthState, dict[SampleResult, HealthState]] = {
 class Sample(Struct, frozen=True):
     """One sample of the probe, or a turn without one, for the reason `muted`. Times in seconds.
 
-    `at_s` is its start on a clock that outlasts this process. `is_muted_by_hand`: the Node or a file muted it.
+    `at_s` is its start on a clock that outlasts this process. `is_muted_by_hand`: the Node or a file muted it. `served`
+    are the PCI addresses of healthy devices.
     """
 
     health: Health
@@ -185,6 +190,7 @@ class Sample(Struct, frozen=True):
     wall_s: float = 0.0
     muted: str = ""
     is_muted_by_hand: bool = False
+    served: tuple[str, ...] = ()
 
 
 class History(Struct, frozen=True):
@@ -194,6 +200,8 @@ class History(Struct, frozen=True):
     boot. `recent` has the last counted samples, the newest last; True is healthy. `stuck` is a probe that could not be
     killed. `driver` differs for each load. `wedge` is the last one of this boot, `mute` the last on the Node.
     `is_muted_by_hand`: the Node or a file mutes, so the driver counts as ready. `devices` are those of the last sample.
+    `served` are the PCI addresses of devices that were healthy since this driver was loaded; `lost` are those whose
+    loss was reported in this boot.
     """
 
     state: HealthState = HealthState.STARTING
@@ -210,6 +218,8 @@ class History(Struct, frozen=True):
     mute: Annotated[Mute | None, Part(is_omitted=True)] = None
     is_muted_by_hand: Annotated[bool, Part(None)] = False
     devices: Annotated[tuple[DeviceVerdict, ...], Part(is_omitted=True)] = ()
+    served: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
+    lost: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
 
     @property
     def name(self) -> str:
@@ -249,8 +259,9 @@ def judge_sample(
         after = replace(after, reason=sample.muted or sample.reason)
     if after.state is HealthState.WEDGED and before.state is not HealthState.WEDGED:
         after = replace(after, wedge=Wedge(max(0, int(sample.wall_s))))
-    if not seen.is_loaded:
-        after = replace(after, was_healthy=False)
+    is_same_load = seen.is_loaded and seen.driver in ("", history.driver)
+    served = {*(after.served if is_same_load else ()), *sample.served}
+    after = replace(after, served=tuple(sorted(served)), was_healthy=after.was_healthy and seen.is_loaded)
     by_hand = finding is SampleResult.MUTE and sample.is_muted_by_hand
     return replace(after, is_flapping=_flaps(after), driver=seen.driver or history.driver, is_muted_by_hand=by_hand)
 
@@ -375,6 +386,7 @@ FIRST_RETRY_S = 30.0
 TRIES = 7
 """Maximum tries of one notice. With 30 s, doubled after each try, they last half an hour."""
 
+MAX_KEY_CHARS = 120
 REASON_CHARS = 400
 """Maximum length of a reason: an Event's message has at most 1,024 characters, and also names the evidence."""
 
@@ -382,13 +394,15 @@ _EVENTS = {
     NoticeKind.WEDGED: events.DRIVER_WEDGED,
     NoticeKind.RECOVERED: events.DRIVER_RECOVERED,
     NoticeKind.MUTED: events.DRIVER_WEDGE_MUTED,
+    NoticeKind.LOST: events.DEVICE_LOST,
 }
 
 
 class Notice(Struct, frozen=True):
     """One notice. `since_s` is when the wedge was declared, since the epoch; `evidence` a file on the host.
 
-    `since_s` is 0 without a wedge in this boot: then the notice only removes the state of an earlier boot.
+    `since_s` is 0 without a wedge in this boot: then the notice only removes the state of an earlier boot. `lost` are
+    the PCI addresses of the devices that are lost, for a notice of that kind.
     """
 
     kind: NoticeKind
@@ -396,6 +410,7 @@ class Notice(Struct, frozen=True):
     since_s: int
     reason: str
     evidence: str = ""
+    lost: tuple[str, ...] = ()
 
     @property
     def event(self) -> str:
@@ -404,7 +419,8 @@ class Notice(Struct, frozen=True):
     @property
     def key(self) -> str:
         """The name of its Event, the same in every process that reports this wedge."""
-        return re.sub("[^a-z0-9-]", "-", f"{self.event}-{self.boot_id[:40]}-{self.since_s % 10**12}".lower())
+        of = "-".join(self.lost)[:MAX_KEY_CHARS] if self.lost else self.since_s % 10**12
+        return re.sub("[^a-z0-9-]", "-", f"{self.event}-{self.boot_id[:40]}-{of}".lower())
 
     @property
     def message(self) -> str:
@@ -416,20 +432,22 @@ class Notice(Struct, frozen=True):
                 return f"the driver serves its devices again: {self.reason}"
             case NoticeKind.MUTED:
                 return f"health-watch is {self.reason}: what it had marked for the wedge is withdrawn"
+            case NoticeKind.LOST:
+                return f"device(s) {several(self.lost)} served before and do not any more: {self.reason}"
 
     @property
     def undone(self) -> str:
         """The consequence of a notice that was not reported, for a message."""
-        if self.since_s:
+        if self.since_s or self.lost:
             return f"{self.event} was not reported on the Node"
         return "unknown whether the Node still shows a wedge of an earlier boot"
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "kind": self.kind.value}
+        return {**asdict(self), "kind": self.kind.value, "lost": list(self.lost)}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Notice:
-        return cls(**{**body, "kind": NoticeKind(body["kind"])})
+        return cls(**{**body, "kind": NoticeKind(body["kind"]), "lost": tuple(body.get("lost", ()))})
 
 
 class ClientAnswer(Struct, frozen=True):
@@ -442,7 +460,11 @@ class ClientAnswer(Struct, frozen=True):
 
 
 def notice_due(history: History, boot_id: str) -> Notice | None:
-    """The notice that the Node has not received yet, None if there is none. A boot's first healthy sample is one."""
+    """The notice that the Node has not received yet, None if there is none: first that of the state, then of a loss.
+
+    A boot's first healthy sample is one.
+    """
+    kind: NoticeKind | None
     match history.state:
         case HealthState.WEDGED:
             kind = NoticeKind.WEDGED
@@ -451,11 +473,20 @@ def notice_due(history: History, boot_id: str) -> Notice | None:
         case HealthState.MUTED if history.is_muted_by_hand and history.wedge.reported is NoticeKind.WEDGED:
             kind = NoticeKind.MUTED
         case _:
-            return None
-    if history.wedge.reported is kind:
-        return None
-    wedge = history.wedge
-    return Notice(kind, boot_id, wedge.since_s, history.reason[:REASON_CHARS], wedge.evidence)
+            kind = None
+    wedge, reason = history.wedge, history.reason[:REASON_CHARS]
+    if kind is not None and wedge.reported is not kind:
+        return Notice(kind, boot_id, wedge.since_s, reason, wedge.evidence)
+    lost = {one.address for one in history.devices if one.is_lost and one.address in history.served}
+    new = () if history.state is HealthState.MUTED else tuple(sorted(lost - {*history.lost}))
+    return Notice(NoticeKind.LOST, boot_id, 0, reason, lost=new) if new else None
+
+
+def with_reported(history: History, notice: Notice) -> History:
+    """`history` after `notice` reached the Node."""
+    if notice.kind is NoticeKind.LOST:
+        return replace(history, lost=tuple(sorted({*history.lost, *notice.lost})))
+    return replace(history, wedge=replace(history.wedge, reported=notice.kind))
 
 
 def retry_after_s(failed: int) -> float | None:

@@ -285,13 +285,24 @@ def wait_for_holders(situation: Situation, found: tuple[Workload, ...]) -> tuple
     `found` is what the plan does to users' pods. Raises DriverBusy if the run has already waited for them.
     """
     held = holders_in_the_way(situation, found)
-    if not held:
+    coming = tuple(name for name, module in situation.host.modules.items() if module.is_coming)
+    if not held and not coming:
         return ()
     if HOLDERS in situation.waited:
-        raise _busy(situation, held, found)
-    pids, named = tuple(dict.fromkeys(holder.pid for holder in held)), tuple(map(str, held))
-    wait = WaitForHolders(pids, named, situation.policy.device_free_timeout_s, is_undisturbed(situation))
+        raise _busy(situation, held, found) if held else _still_loading(situation, coming)
+    pids = tuple(dict.fromkeys(holder.pid for holder in held))
+    named = (*map(str, held), *(f"the init function of module {name}" for name in coming))
+    timeout_s = situation.policy.device_free_timeout_s
+    wait = WaitForHolders(pids, named, timeout_s, is_undisturbed(situation), coming)
     return (wait, PlanAgain(HOLDERS))
+
+
+def _still_loading(situation: Situation, coming: tuple[str, ...]) -> DriverBusy:
+    end = "; no pod was disturbed" if is_undisturbed(situation) else ""
+    return DriverBusy(
+        f"module {several(coming)} is still being loaded: its init function has not returned{end}",
+        "Look at the kernel log (dmesg). If it never returns, only a reboot or a power cycle ends it.",
+    )
 
 
 def is_undisturbed(situation: Situation) -> bool:

@@ -631,7 +631,7 @@ def _meanwhile(*, is_undisturbed: bool) -> str:
 class WaitForHolders(Step, frozen=True):
     """Wait until the processes `pids`, which this run does not stop, release the device. `holders` names them.
 
-    `is_undisturbed`: no pod was disturbed so far.
+    Also until the init functions of the modules `coming` have returned. `is_undisturbed`: no pod was disturbed so far.
     """
 
     part = OutagePart.DEVICE
@@ -639,6 +639,7 @@ class WaitForHolders(Step, frozen=True):
     holders: tuple[str, ...]
     timeout_s: float
     is_undisturbed: bool = True
+    coming: tuple[str, ...] = ()
 
     def describe(self) -> str:
         named, meanwhile = several(self.holders, "; "), _meanwhile(is_undisturbed=self.is_undisturbed)

@@ -14,15 +14,24 @@ from msgspec.structs import replace
 from driver_manager import profiles
 from driver_manager.adapters.host.holders import devices_of, mount_points_below
 from driver_manager.adapters.report.http import parse_address
+from driver_manager.domain import baseline, host_record, journal, selectors
 from driver_manager.domain import host as failure_note
-from driver_manager.domain import host_record, journal, selectors
 from driver_manager.domain.fleet.spec import RolloutObject, read
 from driver_manager.domain.fleet.status import status_of_problems
 from driver_manager.domain.health import watch as health_record
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.health.parsers import PARSERS, parse
 from driver_manager.domain.health.watch import History, Surroundings
-from driver_manager.domain.host import REASONS, Marker, PastFailure, ProbeResult, decode_marker, encode_marker
+from driver_manager.domain.host import (
+    REASONS,
+    DeviceVerdict,
+    Health,
+    Marker,
+    PastFailure,
+    ProbeResult,
+    decode_marker,
+    encode_marker,
+)
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.metrics import exposition
@@ -30,7 +39,7 @@ from driver_manager.domain.node_state import Generation, decode_generation, enco
 from driver_manager.domain.pods import client_record, journal_check, labels
 from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
-from driver_manager.domain.profile import Profile, decode_profile, encode_profile
+from driver_manager.domain.profile import Probe, Profile, decode_profile, encode_profile
 from driver_manager.domain.reboot import state as reboot_record
 from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from driver_manager.domain.reboot.state import Record, Slots, decode_slots, encode_slots
@@ -39,7 +48,7 @@ from driver_manager.domain.wire import parsed
 from driver_manager.sandbox.fake_tools import NPU_SMI_TABLE
 from tests.assurance.fuzz.target import Form, Target, assert_conforms, text_of
 from tests.support.fakes import rollout_objects
-from tests.support.fakes.builders import PAUSED, PROFILE
+from tests.support.fakes.builders import PAUSED, PROFILE, PROFILES
 
 SHIPPED = Path(profiles.__file__).parent
 GOLDEN = Path(__file__).parents[2] / "unit/golden"
@@ -96,6 +105,14 @@ def read_host_record(data: bytes) -> None:
     whole = journal_check.with_record(claims, found, BOOT, PROFILE)
     assert set(whole.journal.services) <= set(PROFILE.host_services)
     assert set(whole.journal.removed) <= set(PROFILE.modules.conflicting_removable)
+
+
+def read_baseline(data: bytes) -> None:
+    found = baseline.decode(text_of(data))
+    assert_conforms(found, baseline.Baseline)
+    assert baseline.decode(baseline.encode(found)).boot_id == found.boot_id
+    compared = baseline.of_new_driver(ProbeResult(Health.HEALTHY, "1 device(s)"), found)
+    assert_speakable(compared.reason, *found.remarks)
 
 
 def read_failure(data: bytes) -> None:
@@ -165,7 +182,9 @@ def read_probe_output(data: bytes) -> None:
     names = sorted(PARSERS)
     kind, status, out = data[:1] or b"\0", data[1:2] or b"\0", text_of(data[2:])
     said = out.splitlines()[-1][:300] if out.splitlines() else ""
-    found = parse(names[kind[0] % len(names)], status[0], out, said, PRESENT)
+    parser = names[kind[0] % len(names)]
+    probe = next((one.probe for one in PROFILES.values() if one.probe and one.probe.parser == parser), None)
+    found = parse(probe or Probe("tool", parser=parser), status[0], out, said, PRESENT)
     assert_conforms(found, ProbeResult)
     assert_speakable(found.reason, *(one.name + one.reason + one.address for one in found.devices))
     exposition(families(HealthReport(History(), found)))
@@ -176,6 +195,16 @@ def probe_seed(parser: str, status: int, out: str | bytes) -> bytes:
     return bytes([number, status]) + (out.encode() if isinstance(out, str) else out)
 
 
+BASELINE = baseline.encode(
+    baseline.Baseline(
+        BOOT,
+        "1.0",
+        Health.UNHEALTHY,
+        "x",
+        (DeviceVerdict("a", Health.UNHEALTHY, "x", "0000:c1:00.0"),),
+        ("0000:c1:00.0",),
+    )
+)
 RBLN = json.dumps({"devices": [{"name": "RBLN-CA12", "status": "normal", "pci": {"bus_id": PRESENT[0]}}]})
 PROBES = (
     *(probe_seed("npu-smi", 0, table) for table in golden("npu-smi/[0-9]*.txt")),
@@ -279,6 +308,7 @@ GENERATIONS = kept(decode_generation, encode_generation, Generation)
 TARGETS = (
     Target("profile", read_profile, tuple(path.read_bytes() for path in sorted(SHIPPED.glob("*.toml")))),
     Target("journal", read_journal, golden("journal-*.json"), Form.JSON),
+    Target("baseline", read_baseline, (BASELINE.encode(),), Form.JSON),
     Target("host-record", read_host_record, golden("host-record-*.json"), Form.JSON),
     Target("failure-note", read_failure, golden("failure-*.json"), Form.JSON),
     Target("marker", read_marker, (*golden("marker-*.json"), b"driver upgrade needs a reboot\n"), Form.JSON),

@@ -100,6 +100,14 @@ MEANINGS = {
     "probe.preload": "library for `LD_PRELOAD`, looked for in `probe.library_dirs`",
     "probe.library_dirs": "folders below the driver root for `LD_LIBRARY_PATH`",
     "probe.timeout_s": "seconds after which a probe has failed",
+    "probe.settle_s": "seconds for which a device may be slow after a load; slow is not a failure before",
+    "probe.answers[].means": "what this answer means: `remark` (the device works), `sick`, `lost`, `slow` or `unknown`",
+    "probe.answers[].status": "exit status of the tool; it counts if the output has no message of any answer",
+    "probe.answers[].message": "text of a line that it prints; `{address}` stands for the device's PCI address",
+    "probe.answers[].text": "reason to show for it; the tool's own line if empty",
+    "probe.stays_ready_with": "paths in the driver root or on the host; while none exists, every probe may be slow",
+    "probe.excluded_in": "file of the driver below `/proc` about the device with PCI address `{address}`",
+    "probe.excluded_line": "its line for a device that the driver leaves out on purpose: it is not missing",
     "probe.parser": f"how its output is read: {', '.join(f'`{name}`' for name in sorted(PARSERS))}",
     "probe.tells_idle": "whether it reports which devices are at work; a driver is then unloaded only when none is",
     "probe.lists_virtual": "whether it lists SR-IOV virtual functions; where not, none counts as missing",
@@ -150,7 +158,7 @@ def _kind(one: FieldType) -> str:
         return "list of texts"
     if issubclass(one.kind, Enum):
         return " or ".join(code(str(member.value)) for member in one.kind)
-    return {str: "text", float: "number", bool: "true or false"}[one.kind]
+    return {str: "text", float: "number", int: "whole number", bool: "true or false"}[one.kind]
 
 
 def _toml(value: Any) -> str:
@@ -221,6 +229,8 @@ def _plain(one: FieldType, at: str) -> dict[str, Any]:
         return {"type": "boolean"}
     if one.kind is float:
         return {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S}
+    if one.kind is int:
+        return {"type": "integer", "minimum": one.rule.least, "maximum": one.rule.most}
     if issubclass(one.kind, Enum):
         return {"enum": [member.value for member in one.kind]}
     if at == "probe.parser":

@@ -118,6 +118,7 @@ DERIVED = {
     "failure_note": "note of a run that failed after it had disturbed pods; the next one waits because of it",
     "health_record": "record of health-watch for this boot",
     "run_figures": "durations of the runs of this boot, for metrics",
+    "baseline": "what devices, services and modules were like before the last swap of this boot",
     "bindings": "what the devices were bound to before a run of this boot gave them to virtual machines",
     "client_record": "the driver generation, and what was done about its clients in this boot",
     "client_lock": "locked by the process that restarts clients of the driver",

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from driver_manager.core.health import HealthWatch, WatchPolicy, WatchPorts
+from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.health.watch import (
@@ -58,6 +59,8 @@ class HealthWorld:
     broken: set[str] = field(default_factory=set)
     probes: int = 0
     stuck_probe: Owner | None = None
+    firsts: list[bool] = field(default_factory=list)
+    baseline: Baseline | None = None
     reports: list[HealthReport] = field(default_factory=list)
     reported: dict[str, Notice] = field(default_factory=dict)
     tried: list[float] = field(default_factory=list)
@@ -140,9 +143,10 @@ class HealthWorld:
 
     # the Prober port
 
-    def sample(self) -> ProbeResult:
+    def sample(self, *, is_first: bool = False) -> ProbeResult:
         with self.killer.call("sample"):
             self.probes += 1
+            self.firsts.append(is_first)
             self.clock.sleep(self.probe_s)
             return self.chip
 
@@ -220,6 +224,7 @@ class HealthWorld:
             marker_problem=problem,
             mute=self.host_mute,
             mute_problem=self.host_mute_problem,
+            baseline=self.baseline,
         )
         self.locked += 1
         try:

@@ -11,6 +11,7 @@ from typing import cast
 from driver_manager.adapters.host.modules import ModuleTrees
 from driver_manager.adapters.host.system import Sources
 from driver_manager.domain import host_record
+from driver_manager.domain.baseline import Baseline, baseline_of_boot
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.host import (
@@ -44,8 +45,9 @@ TMPFS = "/run/"
 class FakeHost:
     """See `driver_manager.core.ports.HostSystem`; `facts` is what an adapter would read.
 
-    `offers` is the driver version by root. `needs` names what each module depends on; no root has those in `lacking`.
-    Modules in `hanging` do not end their exit functions: they stay in `leaving` until a reboot.
+    `offers` is the driver version by root. `dying_services` end soon after their start with these versions. `needs`
+    names what each module depends on; no root has those in `lacking`. Modules in `hanging` do not end their exit
+    functions: they stay in `leaving` until a reboot.
     """
 
     killer: Killer
@@ -72,6 +74,7 @@ class FakeHost:
     known_holders: tuple[Holder, ...] = ()
     services: dict[str, bool] = field(default_factory=dict)
     broken_services: set[str] = field(default_factory=set)
+    dying_services: dict[str, set[str]] = field(default_factory=dict)
     lacking: set[str] = field(default_factory=set)
     awaited_s: list[float] = field(default_factory=list)
     is_at_work: bool = False
@@ -183,10 +186,14 @@ class FakeHost:
             return self.has_device_nodes
 
     def probe(self, root: str, deadline: Deadline) -> ProbeResult:
-        with self.killer.call("probe"):
+        has_loaded = any(call.startswith(("load ", "reload ")) for call in self.killer.calls)
+        with self.killer.call("probe" if has_loaded else "first probe"):
             version = self.loaded.get(self.root, "")
             health = Health.UNHEALTHY if version in self.sick else Health.HEALTHY
             return ProbeResult(health, f"{self.root} {version} is {health.value}", busy=self.work)
+
+    def baseline(self) -> Baseline | None:
+        return baseline_of_boot(self.files.get(self.profile.paths.baseline, ""), self.boot_id)
 
     def unmount(self, mount_point: str, deadline: Deadline) -> None:
         with self.killer.call(f"unmount {mount_point}", effect=True):
@@ -208,6 +215,12 @@ class FakeHost:
             if name in self.broken_services:
                 raise ModuleFailed(f"cannot stop host service {name}", "Stop it by hand.")
             self.services[name] = False
+
+    def is_active(self, name: str) -> bool:
+        with self.killer.call(f"is {name} active"):
+            if self.loaded.get(self.root, "") in self.dying_services.get(name, ()):
+                self.services[name] = False
+            return self.services[name]
 
     def start_service(self, name: str, deadline: Deadline) -> None:
         with self.killer.call(f"start {name}", effect=True):

@@ -283,7 +283,8 @@ class World(Place):
             {
                 path: text
                 for path, text in self.host.files.items()
-                if path not in (paths.load_record, paths.failure_note, paths.bindings) and RUN_RECORD not in path
+                if path not in {paths.load_record, paths.failure_note, paths.bindings, paths.baseline}
+                and RUN_RECORD not in path
             },
             tuple(self.host.mounts),
             dict(self.host.services),

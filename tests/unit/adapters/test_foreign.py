@@ -199,7 +199,10 @@ SAID = {
 
 @pytest.mark.parametrize(("status", "err"), SAID.values(), ids=SAID)
 def test_a_tool_that_its_loader_refuses_is_unknown(status: int, err: str) -> None:
-    found = {name: parse(name, status, "", err.splitlines()[-1], ("0000:01:00.0",), err=err) for name in PARSERS}
+    found = {
+        name: parse(Probe("x", parser=name), status, "", err.splitlines()[-1], ("0000:01:00.0",), err=err)
+        for name in PARSERS
+    }
     wanted = dict.fromkeys(PARSERS, (Health.UNKNOWN, True, True))
     assert {name: (one.health, one.is_tool_broken, bool(one.reason)) for name, one in found.items()} == wanted
 
@@ -207,14 +210,14 @@ def test_a_tool_that_its_loader_refuses_is_unknown(status: int, err: str) -> Non
 @pytest.mark.parametrize("parser", PARSERS)
 def test_a_tool_that_worked_or_hung_is_believed_whatever_the_loader_remarked(parser: str) -> None:
     warning = SAID["preload"][1]
-    assert parse(parser, TIMED_OUT, "", "no end", err=warning).health is Health.UNHEALTHY
-    assert parse("exit-status", 0, "", "", err=warning).health is Health.HEALTHY
-    assert parse("exit-status", 1, "", "ECC error", err="ECC error").health is Health.UNHEALTHY
+    assert parse(Probe("x", parser=parser), TIMED_OUT, "", "no end", err=warning).health is Health.UNHEALTHY
+    assert parse(Probe("x"), 0, "", "", err=warning).health is Health.HEALTHY
+    assert parse(Probe("x"), 1, "", "ECC error", err="ECC error").health is Health.UNHEALTHY
 
 
 def test_health_watch_says_once_that_the_tool_cannot_work() -> None:
     status, err = SAID["newer symbol"]
     world = HealthWorld()
-    world.turns(GOOD, *[parse("exit-status", status, "", "", err=err)] * 5)
+    world.turns(GOOD, *[parse(Probe("x"), status, "", "", err=err)] * 5)
     assert world.state == "healthy"
     assert len([line for line in world.reporter.warnings if "GLIBC_2.38" in line]) == 1

@@ -207,7 +207,10 @@ def test_a_function_that_is_given_away_is_not_the_drivers_to_serve(
     if is_virtual:
         (device / "physfn").symlink_to("../0000:00:00.0")
     profile = replace(PROFILES[name], modules=replace(PROFILES[name].modules, conflicting=("nouveau",)))
-    assert served_devices(tree.roots, profile) == (("0000:01:00.0",) if is_served else ())
+    served = served_devices(tree.roots, profile)
+    assert served.listed == (("0000:01:00.0",) if is_served else ())
+    assert served.physical == (() if is_virtual else served.listed)
+    assert served.on_bus == {"0000:01:00.0": driver}
     assert pci_devices(tree.roots, profile) == ("0000:01:00.0",)
 
 
@@ -573,8 +576,9 @@ def test_the_probe_of_the_driver_root_is_run(
         return result
 
     monkeypatch.setattr(host_system, "run", run)
-    assert machine.system().probe("/opt/new/", soon()).health is health
-    assert seen == [([str(path), "-j"], {"LD_PRELOAD": str(library)}, 20.0)]
+    over = Deadline.after(0.0, time.monotonic)
+    assert machine.system().probe("/opt/new/", over).health is health
+    assert seen == [([str(path), "-j"], {"LD_PRELOAD": str(library)}, 20.0)], "at least the probe's own timeout"
 
 
 # mounts

@@ -77,7 +77,7 @@ def test_the_drivers_modules_are_read_with_version_count_and_holders(sys: Path) 
     (sys / "module/rebellions_built_in/parameters").mkdir(parents=True)
     assert kmod.driver_modules(sys, PROFILE.modules) == {
         "rebellions": Module("rebellions", "1.0", 3, ("third_party",)),
-        "rebellions_core": Module("rebellions_core", "1.0", 1, ("rebellions",)),
+        "rebellions_core": Module("rebellions_core", "1.0", 1, ("rebellions",), is_coming=True),
         "third_party": Module("third_party", "", 0),
     }
     assert kmod.loaded_among(sys, ("ext4", "rebellions_built_in", "absent")) == ("ext4",)

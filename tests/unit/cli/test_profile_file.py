@@ -59,6 +59,13 @@ def toml(value: Any) -> str:
     return str(value)
 
 
+ENTRIES = {
+    "transitions[]": {"old": "1", "new": "2", "strategy": "refuse"},
+    "answers[]": {"means": "sick", "message": "x"},
+}
+"""A right entry of each list of tables."""
+
+
 def with_value(shipped: str, key: Key, value: Any) -> str:
     """A shipped profile in which `key` has `value`, whatever it had before."""
     body = tomllib.loads(SHIPPED[shipped])
@@ -66,7 +73,7 @@ def with_value(shipped: str, key: Key, value: Any) -> str:
     *tables, name = key.path.split(".")
     for table in tables:
         if table.endswith("[]"):
-            entry: dict[str, Any] = {"old": "1", "new": "2", "strategy": "refuse"}
+            entry: dict[str, Any] = dict(ENTRIES[table])
             at[table.removesuffix("[]")] = [entry]
             at = entry
         else:
@@ -199,12 +206,23 @@ def test_a_profiles_meaning_names_what_it_holds(profile: Profile) -> None:
 
 TELLING: tuple[Any, ...] = (
     *(True, 7, ["example.com/xyz"], "example.com/xyz", ["/dev/xyz*"], ["xyz_new"], ["xyz.service"], "/run/xyz/abc"),
-    *("exit-status", "user-space", "any", ["xyz_new.depth"], ["xyz_new.depth=7"], "6.2.*", "in-place", ["0c0f"]),
+    *(
+        "exit-status",
+        "user-space",
+        "any",
+        ["xyz_new.depth"],
+        ["xyz_new.depth=7"],
+        "6.2.*",
+        "in-place",
+        ["0c0f"],
+        "lost",
+        ["/run/xyz"],
+    ),
 )
 """For each key of a profile, one of these is another value that is right."""
 
 SILENT = re.compile(
-    r"keys\.|upgrade_metrics\.|commands\.|probe\.(search|preload|library_dirs|lists)|deploy\.(driver|pre)|"
+    r"keys\.|upgrade_metrics\.|commands\.|probe\.(search|preload|library_dirs|lists)|deploy\.(driver|pre)|probe\.excluded|"
     r"paths\.(load_record|rebooter|reboot_e|evidence)|name$|present_labels|idle_states|namespace|"
     r"pci_vendor|strategy|modules\.load"
 )

@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from driver_manager.domain.health.parsers import NPU_SMI_CODES, PARSERS, parse, pci_address
+from driver_manager.domain.health import parsers
+from driver_manager.domain.health.parsers import PARSERS, pci_address
 from driver_manager.domain.host import TIMED_OUT, Health, ProbeResult
 from tests.support.fakes.builders import PROFILES
 
@@ -26,6 +28,16 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 BOTH = ("0000:c1:00.0", "0000:c2:00.0")
 GOOD, BAD, UNCLEAR = Health.HEALTHY, Health.UNHEALTHY, Health.UNKNOWN
 UNEXPECTED = "unexpected output"
+
+
+SHIPPED = {one.probe.parser: one.probe for one in PROFILES.values() if one.probe is not None}
+NPU_SMI = SHIPPED["npu-smi"]
+PROBES = {name: SHIPPED.get(name, replace(NPU_SMI, parser=name)) for name in PARSERS}
+"""The probe of the shipped profile with each parser; that of Ascend for those that none has."""
+
+
+def parse(parser: str, *given: Any, **more: Any) -> ProbeResult:
+    return parsers.parse(PROBES[parser], *given, **more)
 
 
 def check(result: ProbeResult, health: Health, reason: str) -> None:
@@ -60,7 +72,7 @@ def test_a_tool_that_hangs_is_a_failure_and_one_that_is_missing_is_unknown(parse
     assert [parse(parser, status, "", "npu-smi: not found") for status in (126, 127)] == [missing] * 2
 
 
-@pytest.mark.parametrize(("status", "health"), [(0, GOOD), (1, BAD), (-9, BAD)])
+@pytest.mark.parametrize(("status", "health"), [(0, GOOD), (1, BAD), (-9, UNCLEAR)])
 def test_the_exit_status_parser_reads_nothing_else(status: int, health: Health) -> None:
     assert parse("exit-status", status, "any", "last line").health is health
 
@@ -108,7 +120,9 @@ def test_a_device_is_missing_though_there_are_as_many_rows_as_functions(parser: 
 @pytest.mark.parametrize("present", [(), BOTH[:1], BOTH, (*BOTH, "0000:c3:00.0")], ids=len)
 def test_without_a_readable_address_the_served_functions_are_unknown(parser: str, present: tuple[str, ...]) -> None:
     result = parse(parser, 0, ADDRESSED[parser](("N/A", "N/A")), "", present)
-    check(result, UNCLEAR, "no device has a PCI address that can be read")
+    # A chip of a system on a chip (310B) is no PCI function.
+    unread = "no device has a PCI address that can be read"
+    check(result, *((UNCLEAR, unread) if present else (GOOD, "2 device(s)")))
     assert len(result.devices) == 2
 
 
@@ -139,6 +153,9 @@ TT_BEHIND = {"device_info": [*json.loads(tt())["device_info"], *json.loads(tt(bu
 TT_SILENT = recorded("tt-smi-snapshot.json", lambda body: body["device_info"][0], telemetry={})
 PCI = {"bus_id": "0000:C1:00.0", "dev": "0x1220"}
 GPUS = "0, 00000000:C1:00.0, NVIDIA A100, 31, Enabled\n1, 00000000:C2:00.0, NVIDIA A100, 33, [N/A]\n"
+INFOROM = "WARNING: infoROM is corrupted at gpu 0000:C1:00.0\n"
+LOST = "Unable to determine the device handle for GPU{}: Unknown Error\n"
+FREE = {"idx": 0, "status": "available"}
 BODIES = {
     "rbln by address": json.dumps({"devices": [{"name": "rbln0", "status": "normal", "pci": PCI}]}),
     "rbln without address": json.dumps({"devices": [{"name": "a", "status": "hung", "pci": {"bus_id": "N/A"}}]}),
@@ -177,7 +194,7 @@ BODIES = {
         ("amd-smi-list", 0, "[]", (), BAD, "sees no device"),
         ("amd-smi-list", 0, BODIES["amd partitions"], ("0000:c4:00.0",), GOOD, "2 device(s) listed"),
         ("amd-smi-list", 0, BODIES["amd partitions"], ("0000:c4:00.0", BOTH[0]), BAD, "0000:c1:00.0 missing"),
-        ("amd-smi-list", 0, recorded(AMD, kfd_id="N/A"), ("0000:c4:00.0",), UNCLEAR, "gpu 0 is without a kfd_id"),
+        ("amd-smi-list", 0, recorded(AMD, kfd_id="N/A"), ("0000:c4:00.0",), BAD, "gpu 0 is without a kfd_id"),
         ("amd-smi-list", 0, BODIES["amd twice"], BOTH, UNCLEAR, "no device has a PCI address"),
         ("hl-smi", 0, recorded(GAUDI), ("0000:3b:00.0",), GOOD, "1 device(s) listed"),
         ("hl-smi", 0, recorded(GAUDI), ("0000:3b:00.0", "0000:ff:00.0"), BAD, "1 of 2 PCI devices seen"),
@@ -204,6 +221,50 @@ BODIES = {
         ("nvidia-smi", 0, "No devices were found\n", BOTH, BAD, "sees no device"),
         *[("nvidia-smi", status, "", BOTH, UNCLEAR, f"exit status {status}") for status in (2, 3, 4, 12, 13)],
         *[("nvidia-smi", status, "", BOTH, BAD, f"exit status {status}: last line") for status in (9, 15, 255)],
+        # An infoROM warning is a remark where every GPU can be read (gpu-operator#285).
+        ("nvidia-smi", 14, GPUS + INFOROM, BOTH, GOOD, "2 device(s) with a corrupted infoROM, without errors"),
+        ("nvidia-smi", 0, GPUS + INFOROM, BOTH, GOOD, "2 device(s) with a corrupted infoROM, without errors"),
+        ("nvidia-smi", 14, GPUS, BOTH, GOOD, "2 device(s) without errors; last line"),
+        ("nvidia-smi", 14, GPUS.splitlines(keepends=True)[0] + INFOROM, BOTH, BAD, "0000:c2:00.0 missing"),
+        ("nvidia-smi", 14, GPUS.replace("33,", "ERR!,") + INFOROM, BOTH, BAD, "gpu 1 is ERR!"),
+        ("nvidia-smi", 14, GPUS[:-1], BOTH, BAD, "exit status 14"),
+        ("nvidia-smi", 10, GPUS, BOTH, BAD, "exit status 10"),
+        # A lost GPU is named, and the others are listed (open-gpu-kernel-modules#387, dcgm-exporter#604).
+        *[
+            (
+                "nvidia-smi",
+                status,
+                LOST.format(at) + GPUS.splitlines(keepends=True)[0],
+                BOTH,
+                BAD,
+                "0000:c2:00.0 is lost",
+            )
+            for status in (0, 15, 255)
+            for at in (" 0000:C2:00.0", "0000:C2:00.0", "1: 0000:C2:00.0")
+        ],
+        # A line that is no row does not hide that a GPU is missing, nor that all are there.
+        ("nvidia-smi", 0, "a new warning\n" + GPUS.splitlines(keepends=True)[0], BOTH, BAD, "0000:c2:00.0 missing"),
+        ("nvidia-smi", 0, "a new warning\n" + GPUS, BOTH, GOOD, "2 device(s)"),
+        ("nvidia-smi", 0, GPUS.splitlines(keepends=True)[0] + "1, ?\n", BOTH, UNCLEAR, UNEXPECTED),
+        ("nvidia-smi", 0, GPUS.splitlines(keepends=True)[0] + "1, ?\n", (*BOTH, "0000:c3:00.0"), BAD, "1 of 3"),
+        # Lines of a log before JSON (ROCm/amdsmi#130), a chip that the compute driver lost, an older board's firmware.
+        ("amd-smi-list", 0, "WARNING: User is missing groups: [render]\n" + recorded(AMD), (), GOOD, "1 device(s)"),
+        ("amd-smi-list", 0, "[warning]\n" + recorded(AMD), (), GOOD, "1 device(s)"),
+        ("tt-smi", 0, "2026-05-21 17:44:38.393 | error | UMD | [x]\n" + tt(), (), GOOD, "1 device(s)"),
+        ("tt-smi", 0, tt(dram_status=False, board_type="p100a"), (), GOOD, "answering"),
+        ("furiosa-smi", 0, recorded(FURIOSA, pe_utilizations=[{"pe_core": 0}], cores=[FREE]), BOTH[:1], GOOD, "alive"),
+        # A version that does not know the option.
+        *[
+            (
+                parser,
+                2,
+                "error: unexpected argument\n",
+                BOTH,
+                UNCLEAR,
+                f"{PROBES[parser].tool} failed with exit status 2",
+            )
+            for parser in ("amd-smi-list", "furiosa-smi", "rbln-smi", "tt-smi")
+        ],
     ],
 )
 def test_output_is_read_device_by_device(
@@ -225,6 +286,7 @@ def test_devices_have_the_addresses_that_the_tool_prints(parser: str, out: str, 
     assert [one.address for one in parse(parser, 0, out, "").devices] == [address]
 
 
+IN_USE = [FREE, FREE | {"status": "occupied"}]
 USED = [{"pe_core": 0, "pe_occupancy": False}, {"pe_core": 1, "pe_occupancy": True}]
 
 
@@ -233,6 +295,7 @@ USED = [{"pe_core": 0, "pe_occupancy": False}, {"pe_core": 1, "pe_occupancy": Tr
     [
         ("furiosa-smi", recorded(FURIOSA), ()),
         ("furiosa-smi", recorded(FURIOSA, pe_utilizations=USED), ("npu0",)),
+        ("furiosa-smi", recorded(FURIOSA, pe_utilizations=[], cores=IN_USE), ("npu0",)),
         ("rbln-smi", rbln("normal", contexts=[]), ()),
         ("rbln-smi", rbln("normal", contexts=[{}, {}]), ("2 context(s)",)),
     ],
@@ -367,14 +430,14 @@ def test_a_function_is_missing_though_there_are_as_many_chips_as_functions() -> 
     [
         *((187, out, BAD, "-8005: not initialised") for out in (UNLOADED, "")),
         (186, "", BAD, "-8006: timeout"),
-        (184, NO_CARD, BAD, "-8008: no device"),
+        (184, "", BAD, "-8008: no device"),
         (180, "", BAD, "-8012: device not ready"),
         *((status, out, UNCLEAR, "-8020: device in use") for status, out in ((172, BUSY), (172, ""), (1, BUSY))),
         (193, "", UNCLEAR, "-8255: not supported"),
         (190, "", UNCLEAR, "-8002: no permission"),
         (179, "", UNCLEAR, "-8013: not supported in this container"),
         (175, "", UNCLEAR, "-8017: firmware is being upgraded"),
-        (183, "call failed. ret is -8009\n", BAD, "-8009: call failed"),
+        (183, "call failed. ret is -8009\n", BAD, "exit status 183: call failed. ret is -8009"),
         (1, "", BAD, "exit status 1"),
         (-11, "", BAD, "exit status -11"),
         (0, "", UNCLEAR, UNEXPECTED),
@@ -385,7 +448,8 @@ def test_a_function_is_missing_though_there_are_as_many_chips_as_functions() -> 
 def test_a_failure_of_npu_smi_is_read_by_its_code(status: int, out: str, health: Health, reason: str) -> None:
     for parser in ("npu-smi", "npu-smi-list"):
         check(parse(parser, status, out, out.strip() or "no output"), health, reason)
-    assert len({code & 0xFF for code in NPU_SMI_CODES}) == len(NPU_SMI_CODES), "the exit status is the low byte"
+    codes = {one.status: int(one.message.removeprefix("ret is ")) for one in NPU_SMI.answers if one.status}
+    assert {status: code & 0xFF for status, code in codes.items()} == {one: one for one in codes}, "it is the low byte"
 
 
 LISTED = golden("list-two-cards")
@@ -440,3 +504,29 @@ def test_a_chip_without_a_bus_id_among_chips_with_one_is_no_chip(word: str, heal
 def test_chips_without_a_readable_bus_id_are_not_counted(name: str) -> None:
     blind = re.sub(r"[0-9A-F]{4}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]", "NA          ", golden(name))
     check(table(blind, functions(name)), UNCLEAR, "no device has a PCI address that can be read")
+
+
+# the table of answers in docs/profiles.md
+
+ROWS = re.compile(r"^\| (\w+) \| (\w+) \| (?:(\d+): `(.*)`|no answer) \| [^|]* \|$", re.MULTILINE)
+DOCUMENTED = ROWS.findall((Path(__file__).parents[3] / "docs/profiles.md").read_text())
+KINDS = {"healthy": GOOD, "remark": GOOD, "sick": BAD, "lost": BAD, "slow": BAD, "unknown": UNCLEAR}
+
+
+@pytest.mark.parametrize(("vendor", "kind", "status", "sample"), DOCUMENTED)
+def test_an_answer_means_what_the_documentation_says(vendor: str, kind: str, status: str, sample: str) -> None:
+    probe = PROFILES[vendor].probe
+    assert probe is not None
+    out = "".join(f"{line}\n" for line in sample.replace("¦", "|").split(" ⏎ "))
+    if not status:
+        result = parsers.parse(probe, TIMED_OUT, "", "timed out after 20 s", BOTH[:1])
+    else:
+        result = parsers.parse(probe, int(status), out, out.splitlines()[-1], BOTH[:1])
+    assert (result.health, result.is_slow) == (KINDS[kind], kind == "slow"), result
+
+
+def test_every_vendor_has_each_kind_of_answer_in_the_documentation() -> None:
+    text = (Path(__file__).parents[3] / "docs/profiles.md").read_text()
+    named = re.findall(r"^\| (\w+) \| ([\w, ]+) \| (?:\d+: `|no )", text, re.MULTILINE)
+    for vendor in PROFILES:
+        assert {kind for name, kinds in named if name == vendor for kind in kinds.split(", ")} == {*KINDS}, vendor

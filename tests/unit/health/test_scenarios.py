@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from driver_manager.core.health import WatchPolicy
+from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.errors import Terminated
 from driver_manager.domain.health.watch import TRIES, NoticeKind, decode_watch_record
 from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
@@ -319,3 +321,68 @@ def test_the_report_counts_samples_also_if_a_mark_fails() -> None:
     assert report.probe_s == pytest.approx(0.2)
     assert report.last_success_wall_s == pytest.approx(1_700_001_000.2)
     assert world.policy.patience_s == 240.0
+
+
+# devices that served before, were bad before, or are slow after a load
+
+ONE, TWO = "0000:c1:00.0", "0000:c2:00.0"
+GOOD_ONE, GOOD_TWO = (DeviceVerdict(f"rbln{at}", Health.HEALTHY, "normal", one) for at, one in enumerate((ONE, TWO)))
+BAD_TWO = replace(GOOD_TWO, health=Health.UNHEALTHY, reason="error")
+BOTH = ProbeResult(Health.HEALTHY, "2", (GOOD_ONE, GOOD_TWO), served=(ONE, TWO), on_bus={ONE: "x", TWO: "x"})
+LEFT = ProbeResult(Health.HEALTHY, "1", (GOOD_ONE,), served=(ONE,), on_bus={ONE: "x"})
+SICK = replace(BOTH, health=Health.UNHEALTHY, reason="rbln1 is error", devices=(GOOD_ONE, BAD_TWO))
+SLOW = ProbeResult(Health.UNHEALTHY, "device not ready", is_slow=True)
+
+
+def test_a_device_that_served_and_left_the_bus_is_lost_named_once_and_a_wedge() -> None:
+    world = HealthWorld(has_node=True)
+    world.turns(BOTH, LEFT)
+    assert world.state == "suspect(1)"
+    world.start()
+    world.turns(LEFT, LEFT, LEFT)
+    assert (world.state, f"{TWO} is lost" in world.watch.report.history.reason) == ("wedged", True)
+    assert [(one.kind, one.lost) for one in world.reported.values()] == [
+        (RECOVERED, ()), (NoticeKind.LOST, (TWO,)), (WEDGED, ())
+    ]  # fmt: skip
+    world.turns(BOTH, LEFT)
+    assert len(world.reported) == 4, "one Event for each device and boot"
+
+
+def test_what_served_before_a_swap_or_before_health_watch_began_is_not_missed() -> None:
+    world = HealthWorld()
+    world.turns(BOTH)
+    world.start_driver()
+    world.turns(LEFT, LEFT)
+    assert world.state == "healthy"
+    assert HealthWorld(chip=LEFT).turn()
+
+
+def test_a_device_that_was_bad_before_the_swap_counts_once_it_was_healthy() -> None:
+    before = Baseline("boot-1", health=SICK.health, devices=SICK.devices, served=SICK.served)
+    world = HealthWorld(baseline=before)
+    world.turns(SICK, SICK)
+    result = world.watch.report.result
+    assert result is not None
+    assert (world.state, result.reason) == ("healthy", "rbln1 is error, as before the swap")
+    world.turns(BOTH, SICK)
+    assert world.state == "suspect(1)"
+    lost = HealthWorld(baseline=before)
+    lost.turns(LEFT)
+    assert lost.state == "suspect(1)", "it was on the bus before the swap"
+
+
+def test_slow_is_not_bad_while_a_driver_that_was_just_loaded_settles() -> None:
+    world = HealthWorld(policy=WatchPolicy(settle_s=100.0))
+    world.turns(SLOW, SLOW)
+    assert world.state == "starting"
+    world.turns(SLOW)
+    assert world.state == "suspect(1)"
+    world.turns(BOTH, SLOW)
+    assert world.state == "suspect(1)"
+    world.start()
+    world.turns(SLOW)
+    assert world.state == "suspect(2)", "a restart of health-watch is no load"
+    world.start_driver()
+    world.turns(SLOW, BOTH)
+    assert world.state == "healthy"
+    assert world.firsts == [True, *[False] * 5, True, False]

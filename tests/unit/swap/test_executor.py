@@ -141,6 +141,9 @@ FAILURES = {
     ),
     "a service without consent": Failure(SERVICES, "", BUSY, {"stop_host_services": False}),
     "a service that does not stop": Failure(SERVICES, "cannot stop host", FAILED, {"broken_services": {SERVICE}}),
+    "a service that ends with the new driver": Failure(
+        SERVICES, f"ended after its start…{BACK}", FAILED, {"dying_services": {SERVICE: {"2.0"}}}
+    ),
     "work that does not end": Failure(
         MANAGER,
         "still at work after…2 context(s)",

@@ -250,7 +250,7 @@ def test_the_record_is_there_before_the_node_names_it_and_until_it_names_it_no_m
 
 
 def test_killed_between_record_and_patch_the_node_is_not_taken() -> None:
-    world = made(SERVICES).killed(0)
+    world = made(SERVICES).killed(1)
     assert len(records(world)) == 1
     assert world.is_released
 

@@ -221,9 +221,16 @@ def test_waiting_costs_two_requests_every_half_minute_and_changes_nothing() -> N
     world.on("patch", lambda one: one.killer.die()).run()
     calls, looks = world.killer.calls, int(240.0 / OBSERVE_AGAIN_S)
     record = f"write {PROFILE.paths.run_record(world.process.process)}"
-    assert world.killer.effects == [record]
+    assert world.killer.effects == [f"write {PROFILE.paths.baseline}", record]
     assert calls.count("node") == calls.count("pods") == looks + 1
-    assert set(calls) - {"node", "pods", "host", "modules", "holders"} == {"patch", "review", "turn", "warm", record}
+    assert set(calls) - {"node", "pods", "host", "modules", "holders"} == {
+        "patch",
+        "review",
+        "turn",
+        "warm",
+        "first probe",
+        *world.killer.effects,
+    }
     assert calls.count("review") == 2, "rights are reviewed once it goes on"
 
 

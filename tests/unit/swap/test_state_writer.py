@@ -328,7 +328,7 @@ def test_a_good_run_without_a_plan_corrects_a_failure_to_the_wedge_that_there_st
 
 
 def test_a_node_held_for_a_driver_that_does_not_work_stays_so_through_a_run_that_fails_early() -> None:
-    world = upgrade(sick={"2.0", "1.0"})
+    world = upgrade(sick={"2.0"}).on("probe", lambda one: one.given(sick={"2.0", "1.0"}))
     world.ended(ExitCode.MODULE_FAILED)
     assert world.is_held
     said = "the node stays paused, because an earlier run left a driver that was not verified"

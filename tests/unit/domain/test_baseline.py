@@ -1,0 +1,157 @@
+"""The baseline of a swap: a device that was bad before does not count, one that got worse or is missing does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from driver_manager.domain.baseline import (
+    Baseline,
+    baseline_of_boot,
+    encode,
+    in_service,
+    of_new_driver,
+)
+from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
+
+GOOD, BAD, UNCLEAR = Health.HEALTHY, Health.UNHEALTHY, Health.UNKNOWN
+ONE, TWO = "0000:c1:00.0", "0000:c2:00.0"
+BUS = {ONE: "rebellions", TWO: "rebellions"}
+
+
+def device(address: str, word: str = "normal", name: str = "") -> DeviceVerdict:
+    health = {"normal": GOOD, "unclear": UNCLEAR}.get(word, BAD)
+    return DeviceVerdict(name or f"rbln{address[6:7]}", health, word, address, is_lost=word == "missing")
+
+
+def sample(*words: str, bus: dict[str, str] | None = BUS, served: tuple[str, ...] = (ONE, TWO)) -> ProbeResult:
+    """A sample of up to two devices, by the word of each; "-" is not listed."""
+    devices = tuple(device(at, word) for at, word in zip((ONE, TWO), words, strict=False) if word != "-")
+    bad = [f"{one.name} is {one.reason}" for one in devices if one.health is BAD]
+    health = BAD if bad else UNCLEAR if any(one.health is UNCLEAR for one in devices) else GOOD
+    return ProbeResult(health, "; ".join(bad) or "fine", devices, served=served, on_bus=bus)
+
+
+def before(*words: str) -> Baseline:
+    found = sample(*words)
+    return Baseline("boot", "1", found.health, found.reason, found.devices, found.served, found.on_bus or {})
+
+
+FAILED = ProbeResult(BAD, "rbln-smi failed with exit status 1: x", served=(ONE, TWO), on_bus=BUS)
+FAILED_BEFORE = replace(before("normal"), health=BAD, reason=FAILED.reason, devices=())
+NO_TOOL = ProbeResult(UNCLEAR, "rbln-smi is not in /run/rbln/driver", served=(ONE, TWO), on_bus=BUS)
+NOTHING_KNOWN = replace(before("normal"), health=UNCLEAR, devices=())
+LEFT = sample("normal", "-", bus={ONE: "rebellions"}, served=(ONE,))
+NOT_TAKEN = sample("normal", "-", bus={ONE: "rebellions", TWO: ""}, served=(ONE,))
+
+
+@pytest.mark.parametrize(
+    ("known", "after", "health", "reason"),
+    [
+        (before("normal", "normal"), sample("normal", "normal"), GOOD, "fine"),
+        (before("normal", "error"), sample("normal", "error"), GOOD, "rbln2 is error, as before the swap"),
+        (before("normal", "error"), sample("normal", "hang"), GOOD, "rbln2 is hang, as before the swap"),
+        (before("normal", "error"), sample("normal", "normal"), GOOD, "fine"),
+        (before("normal", "error"), sample("error", "error"), BAD, "rbln1 is error"),
+        (before("normal", "normal"), sample("normal", "error"), BAD, "rbln2 is error"),
+        (before("normal", "normal"), sample("normal", "missing"), BAD, "rbln2 is missing"),
+        (before("normal", "error"), sample("normal", "missing"), BAD, "rbln2 is missing"),
+        (before("normal", "missing"), sample("normal", "missing"), GOOD, "rbln2 is missing, as before the swap"),
+        (before("normal", "missing"), sample("normal", "error"), GOOD, "rbln2 is error, as before the swap"),
+        (before("normal", "normal"), LEFT, BAD, f"{TWO} is lost: it served before and is not on the PCI bus any more"),
+        (before("normal", "normal"), NOT_TAKEN, BAD, f"{TWO} is not served by the new driver"),
+        (before("normal", "normal"), sample("normal", "unclear"), UNCLEAR, "fine"),
+        (before("normal", "normal"), NO_TOOL, UNCLEAR, "not in"),
+        (before("normal", "normal"), replace(LEFT, on_bus=None), GOOD, "fine"),
+        (before("normal", "normal"), FAILED, BAD, "exit status 1"),
+        # If the tool failed before, too, the new driver is no worse. If nothing was known, PCI functions are compared.
+        (FAILED_BEFORE, FAILED, GOOD, "exit status 1: x, as before the swap"),
+        (FAILED_BEFORE, LEFT, BAD, TWO),
+        (NOTHING_KNOWN, sample("normal", "error"), GOOD, "rbln2 is error, unknown if that was so before the swap"),
+        (NOTHING_KNOWN, LEFT, BAD, TWO),
+        (NOTHING_KNOWN, NOT_TAKEN, BAD, TWO),
+        (NOTHING_KNOWN, FAILED, BAD, "exit status 1"),
+        (None, sample("normal", "error"), BAD, "rbln2 is error"),
+    ],
+)
+def test_a_new_driver_is_judged_by_what_got_worse(
+    known: Baseline | None, after: ProbeResult, health: Health, reason: str
+) -> None:
+    found = of_new_driver(after, known)
+    assert found.health is health
+    assert reason in found.reason
+
+
+def test_a_device_without_an_address_is_known_by_its_name() -> None:
+    both = tuple(device("", name=name) for name in ("npu0", "npu1"))
+    known = Baseline("boot", health=GOOD, devices=both)
+    one_less = ProbeResult(GOOD, "1 device(s) alive", both[:1])
+    assert of_new_driver(one_less, known).reason == "npu1 is not listed any more"
+    assert of_new_driver(replace(one_less, devices=both), known).health is GOOD
+
+
+@pytest.mark.parametrize(
+    ("known", "served", "now", "health"),
+    [
+        (None, (ONE, TWO), sample("normal", "normal"), GOOD),
+        (None, (ONE, TWO), LEFT, BAD),
+        (None, (ONE,), LEFT, GOOD),
+        (None, (ONE, TWO), replace(LEFT, on_bus=None), GOOD),
+        (None, (ONE, TWO), NOT_TAKEN, GOOD),
+        (None, (ONE, TWO), replace(NO_TOOL, on_bus={ONE: ""}), BAD),
+        (before("normal", "normal"), (), LEFT, BAD),
+        (before("normal", "error"), (ONE,), sample("normal", "error"), GOOD),
+        (before("normal", "error"), (ONE, TWO), sample("normal", "error"), BAD),
+        (before("normal", "error"), (ONE,), sample("error", "error"), BAD),
+        (FAILED_BEFORE, (), FAILED, BAD),
+    ],
+)
+def test_a_device_in_service_is_compared_with_what_served(
+    known: Baseline | None, served: tuple[str, ...], now: ProbeResult, health: Health
+) -> None:
+    """A bad device of the baseline counts again once it was healthy; a tool that always failed does count."""
+    assert in_service(now, known, served).health is health
+
+
+def test_a_lost_device_is_listed_once_with_its_address() -> None:
+    (lost,) = (one for one in in_service(LEFT, None, (ONE, TWO)).devices if one.is_lost)
+    assert lost.address == TWO
+    listed_as_missing = sample("normal", "missing", bus={ONE: "rebellions"})
+    assert [one.address for one in in_service(listed_as_missing, None, (ONE, TWO)).devices] == [ONE, TWO]
+
+
+@pytest.mark.parametrize(
+    ("now", "served"),
+    [
+        (sample("normal", "normal"), (ONE, TWO)),
+        (sample("normal", "error"), (ONE,)),
+        (sample("normal", "unclear"), (ONE,)),
+        (replace(sample("normal", "normal"), served=(ONE,)), (ONE,)),
+        (ProbeResult(GOOD, "2 device(s)", (device("", name="a"),), served=(ONE, TWO)), (ONE, TWO)),
+        (ProbeResult(BAD, "a is dead", (device("", "dead", name="a"),), served=(ONE, TWO)), ()),
+        (FAILED, ()),
+    ],
+)
+def test_what_serves_is_a_healthy_physical_function(now: ProbeResult, served: tuple[str, ...]) -> None:
+    assert in_service(now, None, ()).served == served
+
+
+WORDS = st.sampled_from(["normal", "error", "missing", "unclear"])
+
+
+@given(WORDS, WORDS)
+def test_the_same_driver_again_is_never_worse(first: str, second: str) -> None:
+    """So a rollback whose probe reports what the baseline reports is a success."""
+    found = sample(first, second)
+    known = Baseline("boot", "1", found.health, found.reason, found.devices, found.served, found.on_bus or {})
+    assert of_new_driver(found, known).health is not BAD
+
+
+def test_a_baseline_counts_in_its_boot_only() -> None:
+    known = replace(before("normal", "error"), parameters={"a.b": "1"}, services=("x.service",), references={"a": "1"})
+    assert baseline_of_boot(encode(known), "boot") == known
+    assert baseline_of_boot(encode(known), "next") is None
+    assert [baseline_of_boot(text, "boot") for text in ("", "{", '{"schema": 2}', "[]")] == [None] * 4
+    assert known.remarks == ("rbln2 is `error` before the swap; this will not count against the new driver",)

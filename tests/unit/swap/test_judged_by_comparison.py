@@ -1,0 +1,332 @@
+"""Devices that were bad before a swap, got lost by it, or are slow after it: the real command on the sandbox's host.
+
+Each situation is one of a public report, whose number is beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from driver_manager.sandbox import fake_tools
+from driver_manager.sandbox.host import KERNEL, HostTree
+from driver_manager.sandbox.scenarios import NEW, NEW_DIGEST, OLD, OLD_DIGEST
+from tests.support.fakes.sandboxed import ByHand, by_hand
+
+pytestmark = [pytest.mark.submission, pytest.mark.shares(2)]
+
+BOUND_S = 200.0
+OLD_ROOT, NEW_ROOT = "/opt/driver-old", "/opt/driver-new"
+GPU = "{}, 00000000:C{}:00.0, NVIDIA A100, 30, Enabled"
+INFOROM = "WARNING: infoROM is corrupted at gpu 0000:C1:00.0"
+
+
+def prints(*lines: str, status: int = 0, first: str = "") -> str:
+    """A script that prints `lines`; `first` comes before it."""
+    quoted = " ".join(f"'{line}'" for line in lines)
+    return f"#!/bin/sh\n{first}\nprintf '%s\\n' {quoted}\nexit {status}\n"
+
+
+def gpus(*numbers: int) -> list[str]:
+    return [GPU.format(at, number) for at, number in enumerate(numbers)]
+
+
+def npus(*words: str) -> str:
+    """The answer of rbln-smi about devices with these states."""
+    devices = [
+        {"npu": at, "name": f"rbln{at}", "status": word, "pci": {"bus_id": f"0000:c{at + 1}:00.0"}}
+        for at, word in enumerate(words)
+    ]
+    return json.dumps({"KMD_version": "x", "devices": devices, "contexts": []})
+
+
+def put_tool(tree: HostTree, root: str, script: str) -> None:
+    """Replace the vendor's tool in the driver root `root`."""
+    probe = tree.profile.probe
+    assert probe is not None
+    path = tree.root / root.lstrip("/") / probe.search[0] / probe.tool
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(script)
+    path.chmod(0o755)
+
+
+def add_device(tree: HostTree, number: int, *, driver: str = "") -> None:
+    """A second function of the vendor, and the driver of both."""
+    device = tree.root / f"sys/bus/pci/devices/0000:c{number}:00.0"
+    first = tree.root / "sys/bus/pci/devices/0000:c1:00.0"
+    if device != first:
+        shutil.copytree(first, device, symlinks=True)
+    if driver:
+        (device / "driver").unlink(missing_ok=True)
+        (device / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+
+
+def two_drivers(old: str, new: str, *devices: int) -> Callable[[HostTree], None]:
+    """A host that runs one driver and has another; `old` and `new` are the tools of the two roots."""
+
+    def prepare(tree: HostTree) -> None:
+        for root, version, script in ((OLD_ROOT, OLD, old), (NEW_ROOT, NEW, new)):
+            tree.add_driver(root, version)
+            put_tool(tree, root, script.replace("ROOT", str(tree.root)))
+        tree.load(OLD_ROOT)
+        tree.record(OLD_DIGEST, OLD_ROOT, OLD)
+        for number in devices:
+            add_device(tree, number, driver=tree.profile.modules.roots[0])
+
+    return prepare
+
+
+def call(node: ByHand, *words: str, **env: str) -> tuple[int, str]:
+    """The exit code and what a command printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "driver_manager", *words],
+        env=environment(node, **env),
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def environment(node: ByHand, **env: str) -> dict[str, str]:
+    known = {"DRIVER_PROFILE": node.tree.profile.name, "DRIVER_CONFIG_DIGEST": NEW_DIGEST, "LOG_FORMAT": "text"}
+    return node.environment(**known, **{"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT, **env})
+
+
+def is_paused(node: ByHand) -> bool:
+    return any("paused" in value for value in node.cluster.node()["metadata"]["labels"].values())
+
+
+MADE = "touch ROOT/dev/nvidia0 ROOT/dev/nvidiactl"
+BOTH = prints(*gpus(1, 2), first=MADE)
+WARNED = prints(*gpus(1), INFOROM, status=14, first=MADE)
+ONE_SICK = prints(npus("normal", "error"))
+
+
+@pytest.mark.parametrize(
+    ("vendor", "prepare", "code", "version", "said"),
+    [
+        # gpu-operator#285, #20: nvidia-smi ends with 14 on a GPU that works, with both drivers.
+        ("nvidia", two_drivers(WARNED, WARNED, 1), 0, NEW, f"driver {NEW} loaded"),
+        # KMM#1218, NVSentinel: one of two devices is bad before and after.
+        ("rebellions", two_drivers(ONE_SICK, ONE_SICK, 1, 2), 0, NEW, "rbln1 is error, as before the swap"),
+        # The new driver makes the other one bad, too: the old one is back, and its probe says what it said before.
+        (
+            "rebellions",
+            two_drivers(ONE_SICK, prints(npus("hang", "error")), 1, 2),
+            5,
+            OLD,
+            f"rbln0 is hang; the old driver {OLD} is loaded again",
+        ),
+        # gpu-operator#2596: a device that served is not listed by the new driver.
+        (
+            "nvidia",
+            two_drivers(BOTH, prints(*gpus(1), first=MADE), 1, 2),
+            5,
+            OLD,
+            f"0000:c2:00.0 missing; the old driver {OLD} is loaded again",
+        ),
+        # AgentBaker#2829: the first nvidia-smi after a load initialises every GPU.
+        (
+            "nvidia",
+            two_drivers(prints(*gpus(1)), prints(*gpus(1), first=f"{MADE}; sleep 21"), 1),
+            0,
+            NEW,
+            f"driver {NEW} loaded",
+        ),
+    ],
+    ids=["remark", "bad-before", "worse", "lost", "slow"],
+)
+def test_a_swap_is_judged_by_what_got_worse(
+    tmp_path: Path, vendor: str, prepare: Callable[[HostTree], None], code: int, version: str, said: str
+) -> None:
+    with by_hand(tmp_path, prepare, vendor) as node:
+        found = call(node, "reconcile-driver-state")
+        assert (found[0], node.tree.driver_version) == (code, version), found[1]
+        assert said in found[1]
+        assert not is_paused(node)
+        kept = json.loads((node.tree.root / node.tree.profile.paths.baseline.lstrip("/")).read_text())
+        assert kept["version"] == OLD
+
+
+def test_a_plan_names_what_is_bad_before_the_swap(tmp_path: Path) -> None:
+    with by_hand(tmp_path, two_drivers(ONE_SICK, ONE_SICK, 1, 2)) as node:
+        for command in ("plan", "preflight"):
+            said = call(node, command)[1]
+            assert "rbln1 is `error` before the swap; this will not count against the new driver" in said
+        assert not (node.tree.root / node.tree.profile.paths.baseline.lstrip("/")).exists(), "they change nothing"
+
+
+NOT_READY = "dcmi model initialized failed, because the device is not ready. ret is -8012"
+
+
+def test_a_chip_that_is_not_ready_after_the_load_gets_time(tmp_path: Path) -> None:
+    """Ascend: -8012 for seconds after a load. A driver that was not proved is no reason for a reboot."""
+
+    def prepare(tree: HostTree) -> None:
+        tree.add_driver(NEW_ROOT, NEW, modules={"drv_pcie_host": ()})
+        counted = f"n=$(cat {tree.root}/n 2>/dev/null || echo 0); echo $((n+1)) > {tree.root}/n"
+        slow = f"if [ $n -lt 2 ]; then echo '{NOT_READY}'; exit 180; fi"
+        put_tool(tree, NEW_ROOT, f"#!/bin/sh\n{counted}\n{slow}\ncat <<X\n{fake_tools.NPU_SMI_TABLE}\nX\n")
+
+    with by_hand(tmp_path, prepare, "ascend") as node:
+        code, said = call(node, "reconcile-driver-state")
+        assert (code, node.tree.driver_version) == (0, NEW), said
+        assert "not ready yet: npu-smi failed with -8012" in said
+        assert not (node.tree.root / "var/lib/ascend/.reboot-required").exists()
+
+
+@contextmanager
+def watched(node: ByHand) -> Iterator[list[str]]:
+    """health-watch with one probe each second; after the block, the lines that it printed."""
+    lines: list[str] = []
+    argv = [sys.executable, "-m", "driver_manager", "health-watch", "--interval", "1s"]
+    env = environment(node, DRIVER_ROOT="")
+    with subprocess.Popen(argv, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            yield lines
+        finally:
+            process.send_signal(signal.SIGTERM)
+            lines += process.communicate(timeout=BOUND_S)[0].splitlines()
+
+
+def in_service(script: str, *devices: int) -> Callable[[HostTree], None]:
+    """A host whose driver is ready at the usual root."""
+
+    def prepare(tree: HostTree) -> None:
+        paths = tree.profile.paths
+        tree.add_driver(paths.driver_root, NEW)
+        tree.load(paths.driver_root)
+        put_tool(tree, paths.driver_root, script.replace("ROOT", str(tree.root)))
+        ready = tree.root / paths.ready_marker.lstrip("/")
+        ready.parent.mkdir(parents=True, exist_ok=True)
+        ready.touch()
+        for number in devices:
+            add_device(tree, number, driver=tree.profile.modules.roots[0])
+
+    return prepare
+
+
+def is_ready(node: ByHand) -> bool:
+    return (node.tree.root / node.tree.profile.paths.ready_marker.lstrip("/")).exists()
+
+
+def exclude(tree: HostTree, number: int) -> None:
+    """As the driver writes it for a GPU that NVreg_ExcludedGpus names."""
+    path = tree.root / f"proc/driver/nvidia/gpus/0000:c{number}:00.0/information"
+    path.parent.mkdir(parents=True)
+    path.write_text("Model: \t\t NVIDIA A100\nGPU Excluded:\t Yes\n")
+
+
+def test_a_gpu_with_a_remark_and_one_that_is_excluded_take_no_gpu_out_of_service(tmp_path: Path) -> None:
+    """gpu-operator#285; open-gpu-kernel-modules, nv-pci.c (NV_FLAG_EXCLUDED)."""
+    with by_hand(tmp_path, in_service(WARNED, 1, 2), "nvidia") as node:
+        exclude(node.tree, 2)
+        with watched(node) as lines:
+            time.sleep(6.0)
+        assert is_ready(node), lines
+
+
+def test_a_device_that_leaves_bus_and_tool_is_lost(tmp_path: Path) -> None:
+    """dcgm-exporter#604, open-gpu-kernel-modules#387: a card falls off the bus."""
+    with by_hand(tmp_path, in_service(prints(npus("normal", "normal")), 1, 2)) as node:
+        with watched(node) as lines:
+            time.sleep(4.0)
+            shutil.rmtree(node.tree.root / "sys/bus/pci/devices/0000:c2:00.0")
+            put_tool(node.tree, node.tree.profile.paths.driver_root, prints(npus("normal")))
+            time.sleep(6.0)
+            said = call(node, "status")[1]
+        assert any("wedged" in line and "0000:c2:00.0 is lost" in line for line in lines), lines
+        assert not is_ready(node)
+        assert "0000:c2:00.0" in said
+
+
+def test_a_module_whose_init_function_does_not_return_disturbs_no_pod(tmp_path: Path) -> None:
+    """open-gpu-kernel-modules#968: `modprobe nvidia-drm` never returns, and no process has the device open."""
+    modules = {"nvidia": (), "nvidia_modeset": ("nvidia",), "nvidia_drm": ("nvidia_modeset",)}
+
+    def prepare(tree: HostTree) -> None:
+        tree.add_driver(OLD_ROOT, OLD, modules=modules)
+        argv = ["--dirname", str(tree.root / OLD_ROOT.lstrip("/")), "--set-version", KERNEL, "nvidia_drm"]
+        assert fake_tools.modprobe(tree.root, argv) == 0
+        tree.record(OLD_DIGEST, OLD_ROOT, OLD)
+        (tree.root / "sys/module/nvidia_drm/initstate").write_text("coming\n")
+        fake_tools.count(tree.root / "sys/module/nvidia_drm", 1)
+
+    with by_hand(tmp_path, prepare, "nvidia") as node:
+        node.cluster.add_workload("train-0", app="train", resource="")
+        pods = set(node.cluster.pods())
+        options = {"DEVICE_FREE_TIMEOUT": "2s", "ENABLE_GPU_POD_EVICTION": "true", "DRIVER_LOAD": "container"}
+        code, said = call(node, "uninstall_driver", **options)
+        assert (code, set(node.cluster.pods()), is_paused(node)) == (4, pods, False), said
+        assert "module nvidia_drm is still being loaded: its init function has not returned" in said
+
+
+DRM = {"nvidia": (), "nvidia_modeset": ("nvidia",), "nvidia_drm": ("nvidia_modeset",), "nvidia_uvm": ("nvidia",)}
+
+
+@pytest.mark.parametrize(
+    ("node_name", "module", "process"),
+    [
+        ("dri/card1", "nvidia_drm", "gnome-shell"),
+        ("nvidia-uvm", "nvidia_uvm", "python3"),
+        ("nvidia-nvswitchctl", "nvidia", "nv-fabricmanage"),
+        ("nvidia-caps/nvidia-cap1", "nvidia", "nvidia-mig"),
+    ],
+)
+def test_a_process_is_found_by_any_device_node_of_the_driver(
+    tmp_path: Path, node_name: str, module: str, process: str
+) -> None:
+    """optimus-manager#354, Bumblebee#1075: a desktop has the driver through DRM, and no /dev/nvidia0."""
+
+    def prepare(tree: HostTree) -> None:
+        tree.add_driver(OLD_ROOT, OLD, modules=DRM)
+        for name in ("nvidia_drm", "nvidia_uvm"):
+            argv = ["--dirname", str(tree.root / OLD_ROOT.lstrip("/")), "--set-version", KERNEL, name]
+            assert fake_tools.modprobe(tree.root, argv) == 0
+        tree.record(OLD_DIGEST, OLD_ROOT, OLD)
+        shown_by_the_kernel(tree, node_name)
+        running = tree.root / "proc/2211"
+        (running / "fd").mkdir(parents=True)
+        (running / "fd/3").symlink_to(f"/dev/{node_name}")
+        (running / "stat").write_text(f"2211 ({process}) S 1 {'0 ' * 40}\n")
+        (running / "status").write_text(f"Name:\t{process}\n")
+        (running / "cgroup").write_text("0::/user.slice/user-1000.slice/session-3.scope\n")
+        fake_tools.count(tree.root / "sys/module" / module, 1)
+
+    with by_hand(tmp_path, prepare, "nvidia") as node:
+        node.cluster.add_workload("train-0", app="train", resource="")
+        pods = set(node.cluster.pods())
+        assert f"/dev/{node_name}" in call(node, "holders")[1]
+        options = {"DEVICE_FREE_TIMEOUT": "2s", "ENABLE_GPU_POD_EVICTION": "true", "DRIVER_LOAD": "container"}
+        code, said = call(node, "uninstall_driver", **options)
+        assert (code, set(node.cluster.pods()), is_paused(node)) == (4, pods, False), said
+        assert f"{process} (pid 2211)" in said
+
+
+def shown_by_the_kernel(tree: HostTree, node_name: str) -> None:
+    """The device node, as sysfs shows one with a class, and /proc/devices the majors without one."""
+    node = tree.root / "dev" / node_name
+    node.parent.mkdir(parents=True, exist_ok=True)
+    node.touch()
+    majors = "195 nvidia\n235 nvidia-caps\n237 nvidia-nvswitch\n509 nvidia-uvm\n"
+    (tree.root / "proc/devices").write_text(f"Character devices:\n  1 mem\n{majors}\nBlock devices:\n  8 sd\n")
+    device = tree.root / "sys/bus/pci/devices/0000:c1:00.0"
+    driver = tree.root / "sys/bus/pci/drivers/nvidia"
+    driver.mkdir(parents=True)
+    (driver / "module").symlink_to("../../../../module/nvidia")
+    (device / "driver").symlink_to(driver)
+    shown = tree.root / "sys/dev/char/226:1"
+    shown.mkdir(parents=True)
+    (shown / "device").symlink_to(device)
+    (shown / "uevent").write_text("MAJOR=226\nMINOR=1\nDEVNAME=dri/card1\n")
