@@ -529,6 +529,7 @@ def _host_parts(host: Json) -> list[tuple[str, list[str]]]:
     modules = [
         f"{module['name']} {module['version'] or '(no version)'} refcount {module['refcount']}"
         + (f" held by {', '.join(module['holders'])}" if module["holders"] else "")
+        + (", its init function has not returned" if module["isComing"] else "")
         for module in host["modules"]
     ]
     modules += [f"{name} is being unloaded by the kernel" for name in host["leaving"]]

@@ -1,7 +1,7 @@
 """An API server for the sandbox: objects, watches, patches, evictions, tables for `kubectl get`, and a request log.
 
 It answers as a real API server does. Later pages of a list show the present state. It does not serve server-side apply,
-PUT, bindings, delete-collection or protobuf. Of an object it checks only the labels, and namespaces need not
+PUT, bindings, delete-collection or protobuf. It checks only the labels of an object, and namespaces need not
 exist. With it come a DaemonSet controller and a kubelet.
 """
 
@@ -546,7 +546,7 @@ class DaemonSetController(Controller):
 
 
 def _is_wanted(daemonset: Obj, node: Obj) -> bool:
-    """True if the node's labels match nodeSelector and node affinity. Of the latter, every expression is a NotIn."""
+    """True if the node's labels match nodeSelector and node affinity, whose expressions are all NotIn."""
     spec, labels = daemonset["spec"]["template"].get("spec", {}), node["metadata"].get("labels", {})
     selector = spec.get("nodeSelector") or {}
     affinity = (spec.get("affinity") or {}).get("nodeAffinity", {})

@@ -390,7 +390,7 @@ class Process:
 
 
 def _copy(descriptor: int, terminal: TextIO) -> None:
-    """Copy bytes up to the end, which Linux tells as an error (EIO) once no process has our terminal open."""
+    """Copy bytes up to the end, which Linux reports as an error (EIO) once no process has our terminal open."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     with open(descriptor, "rb", buffering=0) as source, contextlib.suppress(OSError):
         while data := source.read(CHUNK_BYTES):

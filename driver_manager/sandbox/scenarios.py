@@ -177,9 +177,10 @@ ASKS = ("status", "--probe")
 
 
 def _swap(tool: str, modules: Modules, *, unloads: bool = True) -> tuple[str, ...]:
-    """The kernel log of a swap that unloads the modules backwards; then the vendor's tool is asked."""
-    unloaded = [f"module {name} unloaded" for name in reversed(modules)] if unloads else []
-    return (*unloaded, *(f"module {name} {NEW} loaded" for name in modules), f"{tool} sees a device")
+    """The kernel log of a swap that unloads the modules backwards. The vendor's tool is asked before and after."""
+    asked = f"{tool} sees a device"
+    unloaded = [asked, *(f"module {name} unloaded" for name in reversed(modules))] if unloads else []
+    return (*unloaded, *(f"module {name} {NEW} loaded" for name in modules), asked)
 
 
 VENDOR_SCENARIOS = (

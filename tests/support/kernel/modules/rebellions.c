@@ -25,6 +25,11 @@ static bool fail_init = IS_ENABLED(FAIL_INIT);
 module_param(fail_init, bool, 0444);
 MODULE_PARM_DESC(fail_init, "make the init function fail with -EIO");
 
+/* An init function that takes long, as one does that waits for its device. */
+static int init_seconds;
+module_param(init_seconds, int, 0444);
+MODULE_PARM_DESC(init_seconds, "seconds that the init function takes");
+
 /* What an administrator sets, in modprobe.d or by hand. */
 static int queue_depth = 64;
 module_param(queue_depth, int, 0444);
@@ -124,6 +129,7 @@ static int __init rebellions_init(void)
 
 	if (fail_init)
 		return -EIO;
+	msleep(init_seconds * 1000);
 #ifdef NEED_ABSENT
 	if (rebellions_absent_symbol())
 		return -ENODEV;
