@@ -311,7 +311,7 @@ def _loaded_root(text: str, this_boot: str) -> str:
     """The root in the record of a `DRIVER_LOAD=manager` run of this boot; "" if unreadable or of another boot."""
     try:
         body = json.loads(text)
-        boot, root = str(body["bootId"]), str(body["root"])
+        boot, root, _ = (str(body[key]) for key in ("bootId", "root", "version"))
     except (ValueError, TypeError, KeyError, RecursionError):
         return ""
     return root if boot == this_boot and root.startswith("/") else ""

@@ -60,7 +60,8 @@ def surviving_process(group: int) -> Owner | None:
     """A process of the group that has not ended, in this pid namespace; None for none."""
     for pid, fields in _processes():
         if fields[_GROUP] == str(group) and fields[_STATE] not in _ENDED:
-            return _owner(pid, Path(f"/proc/{pid}"), "")
+            with contextlib.suppress(OSError):
+                return _owner(pid, Path(f"/proc/{pid}"), "")
     return None
 
 
