@@ -193,8 +193,8 @@ _MUTANTS = {
     "old-list-after-a-wait": Mutant(
         "after a wait a run lists the pods again",
         "cli/session.py",
-        "if first else self.observe()",
-        "if first else self.observe(recent=True)",
+        "if is_first else self._session.observe()",
+        "if is_first else self._session.observe(recent=True)",
         ("unit/swap/test_observe.py::test_only_the_first_look_of_a_run_may_be_a_moment_old",),
     ),
     "digest-before-verification": Mutant(
@@ -361,8 +361,8 @@ _MUTANTS = {
     "slots-without-precondition": Mutant(
         "two nodes that take a slot at the same time do not both get the last one",
         "adapters/kube/leases.py",
-        '                metadata["resourceVersion"] = version\n',
-        "",
+        '            metadata["resourceVersion"] = version\n',
+        "            pass\n",
         ("unit/sandbox/test_contract_on_sandbox.py::TestSlotsOnSandbox",),
     ),
     "suspended-process-reboots": Mutant(
@@ -618,8 +618,8 @@ _MUTANTS = {
     "client-evicted-unrecorded": Mutant(
         "a client is recorded before its eviction is requested",
         "core/clients.py",
-        "            book.put(client.uid, ClientState.ASKED)\n",
-        "",
+        "            record = self._put(record, client, ClientState.ASKED)\n",
+        "            record = record.with_state(client.uid, ClientState.ASKED)\n",
         ("unit/pods/test_clients.py::test_a_client_is_noted_before_its_eviction_is_asked_for",),
     ),
     "client-hunted": Mutant(
