@@ -1,8 +1,8 @@
 """An API server for the sandbox: objects, watches, patches, evictions, tables for `kubectl get`, and a request log.
 
 It answers as a real API server does. Later pages of a list show the present state. It does not serve server-side apply,
-PUT, bindings, delete-collection or protobuf. It checks only the labels of an object, and namespaces need not
-exist. With it come a DaemonSet controller and a kubelet.
+PUT, bindings, delete-collection or protobuf. It checks only the labels and annotations of an object, and
+namespaces need not exist. With it come a DaemonSet controller and a kubelet.
 """
 
 from __future__ import annotations
@@ -187,13 +187,16 @@ def _drop_empty(obj: Obj) -> None:
                 part.pop(key, None)
 
 
-def _check_labels(kind: ResourceKind, obj: Obj) -> None:
+def _check_metadata(kind: ResourceKind, obj: Obj) -> None:
     metadata = obj["metadata"]
-    for key, value in metadata.get("labels", {}).items():
-        if not (selectors.is_label_key(key) and selectors.is_label_value(value)):
-            name = metadata["name"]
-            why = f'metadata.labels: Invalid value: "{value}": not a valid label, or its key {key} is none'
-            raise _refusal(422, "Invalid", kind, name, f'{kind.kind} "{name}" is invalid: {why}')
+    for field, is_value in (("labels", selectors.is_label_value), ("annotations", lambda value: True)):
+        for key, value in metadata.get(field, {}).items():
+            if not isinstance(value, str):
+                raise ApiError(400, "BadRequest", f"cannot unmarshal metadata.{field}: {key} is not a string")
+            if not (selectors.is_label_key(key) and is_value(value)):
+                name = metadata["name"]
+                why = f'metadata.{field}: Invalid value: "{value}": it or its key {key} is not valid'
+                raise _refusal(422, "Invalid", kind, name, f'{kind.kind} "{name}" is invalid: {why}')
 
 
 class Store:
@@ -207,10 +210,10 @@ class Store:
         self._revision = 1
         self._compacted = 0
 
-    def create(self, resource: str, obj: Obj) -> Obj:
+    def create(self, resource: str, obj: Obj, *, dry_run: bool = False) -> Obj:
         """Create the object. A namespaced one without namespace goes to `default`; `generateName` is completed.
 
-        Raises ApiError 409 (AlreadyExists), 422 (bad labels).
+        Raises ApiError 409 (AlreadyExists), 422 (bad labels or annotations).
         """
         kind = KINDS[resource]
         new: Obj = {"apiVersion": kind.api_version, "kind": kind.kind, **copy_of(obj)}
@@ -231,7 +234,7 @@ class Store:
             name = metadata["name"]
             if _key(new) in self._objects[resource]:
                 raise _refusal(409, "AlreadyExists", kind, name, f'{kind.qualified} "{name}" already exists')
-            return self._commit(kind, "ADDED", None, new)
+            return self._commit(kind, "ADDED", None, new, dry_run=dry_run)
 
     def get(self, resource: str, name: str, namespace: str = "") -> Obj:
         """A copy of the object. Raises ApiError 404."""
@@ -384,7 +387,7 @@ class Store:
 
     def _commit(self, kind: ResourceKind, change: str, old: Obj | None, new: Obj, *, dry_run: bool = False) -> Obj:
         _drop_empty(new)
-        _check_labels(kind, new)
+        _check_metadata(kind, new)
         if dry_run:
             return copy_of(new)
         self._revision += 1
@@ -1150,7 +1153,7 @@ class ApiServer:
             body.pop("status", None)
         if request.namespace:
             body["metadata"]["namespace"] = request.namespace
-        return self.store.create(request.kind.plural, body)
+        return self.store.create(request.kind.plural, body, dry_run=request.is_dry_run)
 
     def _change(self, request: SandboxRequest) -> Obj:
         return self.store.patch(
@@ -1206,19 +1209,24 @@ class ApiServer:
 
     def _watch(self, request: SandboxRequest, matches: Match, since: int, end_s: float) -> Iterator[Obj]:
         kind, resources, events = request.kind, [request.kind.plural], list[Event]()
+        has_bookmarks = request.option("allowWatchBookmarks") in ("true", "1")
+        bookmark_s = time.monotonic() + BOOKMARK_S
         try:
             if since == 0:
                 events, since = self.store.snapshot(resources)
             while not self.stopping.is_set():
                 yield from filter(None, (_watch_event(event, matches) for event in events))
-                timeout_s = min(BOOKMARK_S, end_s - time.monotonic())
-                if timeout_s <= 0:
+                now_s = time.monotonic()
+                if now_s >= bookmark_s:
+                    bookmark_s = now_s + BOOKMARK_S
+                    if has_bookmarks:
+                        metadata = {"resourceVersion": str(since)}
+                        bookmark = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata}
+                        yield {"type": "BOOKMARK", "object": bookmark}
+                if now_s >= end_s:
                     return
+                timeout_s = min(bookmark_s, end_s) - now_s
                 events, since = self.store.wait(since, resources, timeout_s=timeout_s, stop=self.stopping)
-                if not events and request.option("allowWatchBookmarks") in ("true", "1"):
-                    metadata = {"resourceVersion": str(since)}
-                    bookmark = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata}
-                    yield {"type": "BOOKMARK", "object": bookmark}
         except ApiError as expired:
             yield {"type": "ERROR", "object": expired.body}
 

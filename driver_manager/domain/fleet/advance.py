@@ -170,10 +170,8 @@ def _blocked(view: View) -> Caption | None:
 
 
 def _short_of_nodes(view: View) -> Caption | None:
-    if not view.starts.are_short_of_nodes:
-        return None
-    first = view.by_place[NodePhase.WAITING][0].member.node.name
-    return Caption(Phase.WAITING_FOR_NODES, "MaxUnavailable", view.starts.reasons[first])
+    why = view.starts.short_of_nodes
+    return Caption(Phase.WAITING_FOR_NODES, "MaxUnavailable", why) if why else None
 
 
 def _failed(view: View) -> Caption | None:

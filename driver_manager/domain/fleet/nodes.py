@@ -650,14 +650,14 @@ BEGINS = "starts now"
 class Starts(Struct):
     """The marks of the nodes that start, each candidate's reason by name, and why a unit can `never` start.
 
-    `are_short_of_nodes`: a node waits because of maxUnavailable. `blocked` are the nodes that could start but for which
-    requests fail: they do not count for the budget.
+    `short_of_nodes` is why the first node waits because of maxUnavailable. `blocked` are the nodes that could start but
+    for which requests fail: they do not count for the budget.
     """
 
     acts: list[MarkNode] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     never: str = ""
-    are_short_of_nodes: bool = False
+    short_of_nodes: str = ""
     blocked: list[str] = field(default_factory=list)
 
 
@@ -697,7 +697,8 @@ def starts(seen: Survey, unchecked: Mapping[str, str]) -> Starts:
             if unit:
                 busy[unit] = nodes[0].member.node.name
         found.reasons |= {standing.member.node.name: why or BEGINS for standing in nodes}
-    found.are_short_of_nodes = budget.is_refused_for_away
+        if budget.is_refused_for_away:
+            found.short_of_nodes = found.short_of_nodes or why
     return found
 
 

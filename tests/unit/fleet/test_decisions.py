@@ -358,6 +358,9 @@ STARTS: Scenarios = {
     "a unit larger than maxUnavailable": many([*RACK, node("c")], **AT_ONCE, **ONE_AWAY),
     "only a unit larger than maxParallel is left": many([*RACK, node("c", DONE)], units=TOGETHER, max_parallel=1),
     "only a unit larger than maxUnavailable is left": many([*RACK, node("c", DONE)], **AT_ONCE, **ONE_AWAY),
+    "a retry while maxUnavailable is used up and no node waits": many(
+        [node("a", FAILED, wants_retry=True), node("b", DONE, is_ready=False)], failure_threshold=9, **ONE_AWAY
+    ),
     "a retry goes first": many([node("a"), node("b", FAILED, wants_retry=True)], failure_threshold=9),
 }
 
