@@ -426,8 +426,11 @@ def test_a_wish_keeps_what_others_have_written_meanwhile(desk: KubeDesk, scene: 
 
 
 def test_a_wish_is_for_the_object_that_was_seen(desk: KubeDesk, scene: FleetScene) -> None:
-    node = desk.listed(NODES).items[0].fact
+    node, rollout = desk.listed(NODES).items[0].fact, desk.listed(ROLLOUTS).items[0].fact
     assert isinstance(node, FleetNode)
+    assert isinstance(rollout, RolloutObject)
+    with pytest.raises(Conflict, match="was replaced by another one"):
+        desk.ask_rollout(replace(rollout, uid="another"), {"paused": True}, {}, dry_run=False)
     with pytest.raises(Conflict, match="node a was replaced by another one"):
         desk.ask_node(replace(node, uid="another"), {"wish": "true"}, dry_run=False)
     with pytest.raises(Conflict, match="node nobody is gone"):
