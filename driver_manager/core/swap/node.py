@@ -252,6 +252,7 @@ class NodeLock:
     def acquired(self, journal: Journal, node: Node | None = None) -> None:
         """The Node now carries `journal`. `node` is the answer to the patch, None until it has come."""
         self.journal, self._is_acquired, self._is_confirmed = journal, True, node is not None
+        self.is_released = False
         if node is not None:
             self.state.node = node
 
