@@ -42,6 +42,7 @@ ANSWERS = {
         '[{"arch": "rngd", "device": "npu0", "liveness": "alive", "pe_utilizations": [{"pe_occupancy": %s}]}]',
     ),
     "hl-smi": ("habanalabs", "0, 0000:c1:00.0, HL-225"),
+    "nvidia-smi": ("nvidia", "0, 00000000:C1:00.0, NVIDIA A100-SXM4-80GB, 31, Enabled"),
     "tt-smi": (
         "tenstorrent",
         '{"device_info": [{"board_info": {"board_type": "p300c", "bus_id": "0000:c1:00.0"}, "telemetry": {"t": 1}}]}',
