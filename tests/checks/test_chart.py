@@ -87,6 +87,15 @@ def test_the_chart_renders_what_the_overlays_are(
     assert found == wanted
 
 
+def test_a_difference_in_meaning_is_seen() -> None:
+    def meant(**more: Any) -> Any:
+        container = {"name": "driver", "volumeMounts": [{"name": "host", "mountPath": "/host", **more}], **more}
+        return meaning([{"kind": "DaemonSet", "metadata": {"name": "a"}, "spec": {"containers": [container]}}])
+
+    assert meant() != meant(readOnly=True) != meant(readOnly=False)
+    assert meant() != meant(securityContext={"privileged": True})
+
+
 def test_the_chart_in_the_repository_is_what_deploy_makes() -> None:
     assert chart.drifted(chart.templates()) == [], "run scripts/chart"
 

@@ -9,7 +9,7 @@ from collections.abc import Generator
 import pytest
 
 from driver_manager.sandbox.scenarios import NEW_DIGEST
-from tests.support.docs.console import EXITS, PAGES, Command, commands, substituted
+from tests.support.docs.console import EXITS, PAGES, Command, Unknown, commands, substituted
 from tests.support.docs.markdown import ROOT
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
@@ -84,3 +84,8 @@ def test_the_readme_has_its_two_commands_first() -> None:
     readme = [command.text for command in FOUND if command.page == "README.md"]
     assert readme[:2] == ["scripts/demo", "scripts/test"]
     assert len(RUN) >= 12
+
+
+def test_a_command_that_nobody_knows_is_not_passed_over() -> None:
+    with pytest.raises(Unknown, match="make-it-so"):
+        substituted("make-it-so --now")

@@ -39,6 +39,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert list(broken(page)) == []
 
 
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A head, or two\n[a](#a-head-or-two) [b](#b) [c](c.md) [d](page.md#b) [e](https://a.example/x)\n")
+    assert list(broken(page)) == ["#b", "c.md", "page.md#b"]
+
+
 def test_the_readme_is_short_and_links_every_page() -> None:
     assert len(README.splitlines()) <= README_LINES
     linked = {link.partition("#")[0] for link in LINK.findall(README)}

@@ -17,7 +17,7 @@ from driver_manager.domain.fleet.nodes import FOREIGN, JUDGE_CASES, PHASE_CASES,
 from driver_manager.domain.fleet.spec import UpgradeState
 from driver_manager.domain.fleet.state import NodePhase, Phase
 from driver_manager.domain.health.watch import HealthState, MarkChange
-from driver_manager.domain.profile import HostPaths, OwnFile
+from driver_manager.domain.profile import HostPaths, OwnFile, Strategy
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct
 from driver_manager.domain.swap.steps import AnyStep, Decision
 from driver_manager.profiles import builtin
@@ -31,6 +31,7 @@ from tests.support.docs import (
     reboot_picture,
     reference,
 )
+from tests.support.docs.markdown import DOCS, Drift
 
 
 @pytest.mark.shares(3)
@@ -39,6 +40,19 @@ from tests.support.docs import (
 )
 def test_the_pages_say_what_the_code_says(make: typing.Callable[[], typing.Mapping[Path, str]]) -> None:
     markdown.check(make())
+
+
+def test_a_page_that_says_something_else_or_lacks_the_marks_is_an_error() -> None:
+    with pytest.raises(Drift, match=r"docs/reference\.md"):
+        markdown.check({DOCS / "reference.md": "x"})
+    with pytest.raises(Drift, match="lacks the marks"):
+        markdown.with_block("# Page\n", "scripts/reference", "x")
+
+
+def test_steps_in_an_order_that_no_plan_may_have_are_noticed() -> None:
+    plans: list[tuple[str, ...]] = [("TakeNode", "UnloadModules"), ("UnloadModules", "TakeNode")]
+    with pytest.raises(ValueError, match="contradict each other about TakeNode, UnloadModules"):
+        plan_picture.merged(Strategy.IN_PLACE, Decision.REPLACE, plans)
 
 
 @pytest.mark.submission

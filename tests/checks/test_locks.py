@@ -136,3 +136,8 @@ def test_every_part_has_a_licence_that_allows_its_use() -> None:
     assert [name for name, marker in markers.items() if marker is None or marker.evaluate()] == [], "not installed"
     licences = {name: licence_of(found) for name, found in known.items() if found is not None and name not in APART}
     assert {name: licence for name, licence in licences.items() if not is_allowed(licence)} == {}
+
+
+def test_a_licence_that_was_not_weighed_is_refused() -> None:
+    assert is_allowed("MIT AND BSD-3-Clause")
+    assert not is_allowed("MIT AND GPL-2.0-only")

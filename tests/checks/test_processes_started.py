@@ -85,6 +85,12 @@ def test_a_module_starts_only_what_it_may_and_as_it_should() -> None:
         assert listed <= used, f"{name} still starts what is listed"
 
 
+def test_a_start_without_a_bound_is_found() -> None:
+    allowed = {"subprocess.run"}
+    assert list(faults("subprocess.run(['a'], env={}, stdin=0)", allowed)) == ["run without a timeout"]
+    assert list(faults("def f(p):\n    p.communicate()", allowed)) == ["communicate without a timeout"]
+
+
 def by_commands() -> str:
     return run([sys.executable, "-I", "-S", "-c", CHILD], env={"OWN": "1"}).out
 

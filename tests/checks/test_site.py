@@ -70,3 +70,8 @@ def test_a_package_that_is_not_the_pinned_one_is_refused_and_not_kept(tmp_path: 
     with pytest.raises(SiteError, match="its hash is another one"):
         site.mermaid(tmp_path)
     assert not kept.exists()
+
+
+def test_what_would_be_asked_of_others_is_seen() -> None:
+    page = '<a href="https://example.com"><script src="https://example.com/x.js"><script src="mermaid.js">'
+    assert site.outside(page) == ["https://example.com/x.js"]

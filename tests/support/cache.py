@@ -5,6 +5,7 @@ An entry is a folder that counts once its stamp is there. Only the holder of its
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -18,6 +19,8 @@ from tests.support.tiers import TierError
 VARIABLE = "DRIVER_MANAGER_TEST_CACHE"
 STAMP = ".complete"
 """The last file of an entry, with the entry's bytes. Its time is that of the last use."""
+FRESH = ".fresh"
+"""The end of the name of an entry that is being made."""
 
 KEPT_S = 14 * 24 * 3600.0
 MAX_BYTES = 12 * 1024**3
@@ -60,7 +63,7 @@ def entry(kind: str, name: str, make: Callable[[Path], object]) -> Path:
         if (place / STAMP).exists():
             os.utime(place / STAMP)
             return place
-        fresh = place.with_name(f"{place.name}.fresh")
+        fresh = place.with_name(f"{place.name}{FRESH}")
         for left in (place, fresh):
             shutil.rmtree(left, ignore_errors=True)
         fresh.mkdir()
@@ -76,7 +79,10 @@ def prune(now_s: float) -> None:
     kept_bytes = 0
     with (folder() / "prune.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        used = {stamp: stamp.stat().st_mtime for stamp in folder().glob(f"*/{STAMP}")}
+        used = dict[Path, float]()
+        for stamp in folder().glob(f"*/{STAMP}"):
+            with contextlib.suppress(FileNotFoundError):  # another process removes or moves what it makes
+                used |= {stamp: stamp.stat().st_mtime} if stamp.parent.suffix != FRESH else {}
         for stamp, used_s in sorted(used.items(), key=lambda item: item[1], reverse=True):
             kept_bytes += int(stamp.read_text() or 0)
             if now_s - used_s > (RECENT_S if kept_bytes > MAX_BYTES else KEPT_S):

@@ -17,8 +17,9 @@ from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.pods import journal_check, labels
 from driver_manager.domain.reboot import state as slots
 from tests.assurance.fuzz import host_trees
+from tests.assurance.fuzz import target as targets_form
 from tests.assurance.fuzz.guided import amplified, mutated
-from tests.assurance.fuzz.target import Form, Target, check
+from tests.assurance.fuzz.target import Form, Target, TooSlowError, assert_conforms, check
 from tests.assurance.fuzz.targets import TARGETS
 
 pytestmark = [pytest.mark.submission, pytest.mark.shares(3)]
@@ -140,6 +141,20 @@ def test_a_broken_reader_or_run_is_caught(
     monkeypatch.setattr(where, part, broken)
     with pytest.raises(error, match=said):
         check_inputs(TARGETS[name], 20_000)
+
+
+def test_a_slow_reader_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets_form, "CPU_S", 0.01)
+    with pytest.raises(TooSlowError):
+        check(Target("slow", lambda _: [sum(range(2_000_000))].clear(), (b"",)), b"")
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"), [({"a"}, frozenset[str]), (["a"], tuple[str, ...]), (({"a"},), tuple[frozenset[str]])]
+)
+def test_a_value_of_another_type_is_caught(value: object, hint: object) -> None:
+    with pytest.raises(AssertionError):
+        assert_conforms(value, hint)
 
 
 def test_a_reader_that_hangs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Which mutants a submission tries in its time: those near what changed, then a share of the others.
 
-First, in turn, one of the catalogue whose module or tests changed, and one made by rule from a changed line of the
-package. Then the share. The commit decides the order and the share, so that a draw can be repeated.
+First, in turn, one of the catalogue that is new or changed, or whose module or tests changed, and one made by rule from
+a changed line of the package. Then the share. The commit decides the order and the share, so that a draw can be
+repeated.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ MORE_SECONDS = 60
 """For what was begun in time: a mutant by rule that survives the nearest tests meets farther ones, too."""
 
 SHARES = 6
+CATALOGUE = "tests/assurance/mutants/catalogue.py"
+ENTRY = re.compile(r'    "([^"]+)": ')
+"""How a mutant begins in the catalogue."""
 NEW = "\x1b[32m"
 MOVED = ("-c", "color.diff.new=green", "-c", "color.diff.newMoved=blue")
 """git shows a line that is new in green, and one that has only moved in blue."""
@@ -53,7 +57,9 @@ def draw(catalogue: Iterable[Mutant], checkout: Path, ref: str, share: Share | N
     head = (git(checkout, "rev-parse", "HEAD") or "").strip()
     base = (git(checkout, "merge-base", ref, "HEAD") or "").strip()  # none in a shallow clone, or outside of git
     changed = changed_lines(checkout, base) if base else {}
-    near = [mutant for mutant in mutants if not changed.keys().isdisjoint(mutant.files())]
+    numbers = changed.get(CATALOGUE, set())
+    written = _entries((checkout / CATALOGUE).read_text(), numbers) if numbers else set[str]()
+    near = [mutant for mutant in mutants if mutant.name in written or not changed.keys().isdisjoint(mutant.files())]
     lines = [
         mutant
         for path, numbers in sorted(changed.items())
@@ -68,6 +74,15 @@ def draw(catalogue: Iterable[Mutant], checkout: Path, ref: str, share: Share | N
     since = f"changes since {ref}" if base else f"no changes, as {ref} is no commit here (a shallow clone?)"
     why = f"mutants: {len(near)} of the catalogue and {len(lines)} by rule for {since}, {len(rest)} by share {share}"
     return Draw(why, near, lines, rest)
+
+
+def _entries(catalogue: str, numbers: set[int]) -> set[str]:
+    """The names of the mutants that the lines with these numbers belong to."""
+    name, found = "", set[str]()
+    for number, line in enumerate(catalogue.split("\n"), 1):
+        name = entry[1] if (entry := ENTRY.match(line)) else name
+        found |= {name} if number in numbers else set()
+    return found
 
 
 def changed_lines(checkout: Path, base: str) -> dict[str, set[int]]:

@@ -126,6 +126,13 @@ def test_a_changed_test_draws_its_mutant_but_none_by_rule(checkout: Path) -> Non
     assert (one.changed, one.lines, one.share) == ([POD], [], [NODE])
 
 
+def test_a_mutant_that_is_new_or_changed_is_drawn(checkout: Path) -> None:
+    for replacement in ("4", "5"):
+        text = f'_MUTANTS = {{\n    "node": Mutant(\n        "3",\n        "{replacement}",\n    ),\n}}\n'
+        commit(checkout, {"tests/assurance/mutants/catalogue.py": text})
+        assert drawn(checkout).changed == [NODE]
+
+
 def test_the_commit_decides_the_order(checkout: Path) -> None:
     many = [Mutant("a", "core/pods.py", "", "", (), name=f"pod-{number}") for number in range(50)]
     orders = []

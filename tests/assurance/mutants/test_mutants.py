@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.assurance.mutants import __main__ as command
 from tests.assurance.mutants.catalogue import MUTANTS
-from tests.assurance.mutants.laboratory import CHECKOUT, SOME_FAILED, End, Laboratory, a_bench
+from tests.assurance.mutants.fork_server import BROKEN
+from tests.assurance.mutants.laboratory import CHECKOUT, FORK_SERVER, SOME_FAILED, End, Laboratory, a_bench
 from tests.assurance.mutants.line_mutants import LineMutant
 from tests.assurance.mutants.mutant import PACKAGE
 
@@ -127,6 +131,18 @@ def test_tests_without_an_end_prove_nothing_unless_the_mutant_hangs_by_design(
 ) -> None:
     ended = laboratory.verdict(replace(HANGING, hangs=hangs)).result()
     assert (ended.end, "no end within" in ended.says) == (end, True), ended.says
+
+
+@pytest.mark.parametrize(("line", "status"), [("assert False", SOME_FAILED), ("pass", BROKEN)], ids=["fail", "pass"])
+def test_where_pytest_breaks_on_leaving_only_a_test_that_failed_has_killed_a_mutant(
+    line: str, status: int, tmp_path: Path
+) -> None:
+    (tmp_path / "conftest.py").write_text("def pytest_unconfigure():\n    raise RuntimeError('left open')\n")
+    (tmp_path / "test_one.py").write_text(f"def test_one():\n    {line}\n")
+    request = {"root": str(tmp_path), "arguments": ["-q", "-p", "no:cacheprovider", "test_one.py"], "limit_s": 60}
+    said = json.dumps(request) + "\n"
+    done = subprocess.run([sys.executable, FORK_SERVER], input=said, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["status"] == status
 
 
 def test_what_is_near_the_last_changes_is_killed(

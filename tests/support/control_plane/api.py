@@ -215,11 +215,16 @@ class Follower:
             self._relisted(listed["items"])
             for one in listed["items"]:
                 self._see("ADDED", one)
-            with contextlib.suppress(urllib3.exceptions.HTTPError):
-                self._watch(listed["metadata"]["resourceVersion"])
+            for kind, one in self._events(listed["metadata"]["resourceVersion"]):
+                self._see(kind, one)
 
-    def _watch(self, version: str) -> None:
-        with self._api.watch(self._path, timeout_s=self._timeout_s, resourceVersion=version, **self._params) as stream:
+    def _events(self, version: str) -> Iterator[tuple[str, Json]]:
+        """What a watch brings, until it ends or breaks."""
+        asked = {"resourceVersion": version, **self._params}
+        with (
+            contextlib.suppress(urllib3.exceptions.HTTPError),
+            self._api.watch(self._path, timeout_s=self._timeout_s, **asked) as stream,
+        ):
             with self._lock:
                 if self._is_over:
                     return
@@ -227,7 +232,7 @@ class Follower:
             for kind, one in stream:
                 if kind == "ERROR":  # 410: the version is compacted
                     return
-                self._see(kind, one)
+                yield kind, one
 
 
 @contextlib.contextmanager

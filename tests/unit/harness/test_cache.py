@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support import cache
+from tests.support import assets, cache
 from tests.support.image import builder
+from tests.support.tiers import TierError
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -60,6 +62,27 @@ def test_an_entry_goes_that_was_not_used_for_long_or_is_beyond_the_bound(
     place = cache.entry("kind", "a", writes("x"))
     cache.prune(time.time() + days * 24 * 3600.0)
     assert place.exists() is kept
+
+
+def test_what_another_process_makes_or_has_removed_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = cache.entry("kind", "a", writes("x"))
+    fresh = place.with_name("kind-b.fresh")
+    fresh.mkdir()
+    (fresh / cache.STAMP).touch()
+    gone = place.with_name("kind-c")
+    monkeypatch.setattr(Path, "glob", lambda *_: [one / cache.STAMP for one in (place, fresh, gone)])
+    cache.prune(time.time() + 2 * cache.KEPT_S)
+    assert (place.exists(), fresh.exists()) == (False, True)
+
+
+def test_a_tool_whose_archive_is_wrong_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared/vap"
+    shared.mkdir(parents=True)
+    (shared / "tool-1.0-linux-amd64.tar.xz").write_text("another one")
+    digest = hashlib.sha256(b"the archive").hexdigest()
+    (shared / "SHA256SUMS").write_text(f"{digest}  tool-1.0-linux-amd64.tar.xz\n")
+    with pytest.raises(TierError, match="does not match its SHA256SUMS"):
+        assets.tool("tool", tmp_path / "checkout")
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,60 @@ def test_what_a_test_needs_skips_it_and_fails_it_in_ci(monkeypatch: pytest.Monke
             skip_or_fail("no cpio")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ("", ("quick", [], None)),
+        ("--all", ("submission", [], None)),
+        ("--release", ("release", [], None)),
+        ("--part sweep --share 1/3", ("release", ["sweep"], "1/3")),
+        ("--all --share 2/3", ("submission", [], "2/3")),
+        ("--share 2/3 -x", (["--share", "2/3", "-x"],)),
+    ],
+)
+def test_the_arguments_name_a_run(
+    arguments: str, wanted: tuple[object, ...], logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def ask(*words: object) -> int:
+        asked.append(words)
+        return 0
+
+    monkeypatch.setattr(runner, "whole", ask)
+    monkeypatch.setattr(runner, "named", ask)
+    assert runner.main(arguments.split()) == 0
+    assert asked == [wanted]
+
+
+@pytest.fixture
+def only(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that lacks nothing, and a run with one part that prints how pytest would be called."""
+    monkeypatch.setattr(runner, "lacking", dict)
+    monkeypatch.setattr(runner, "other_pythons", lambda _: {})
+    part = Part("it", ("tests",), tiers=("node",), python="echo")
+    monkeypatch.setattr(runner, "lanes", lambda *_: [[part]])
+    monkeypatch.setattr(runner, "LINT", Part("lint", argv=("true",)))
+
+
+def test_a_share_is_passed_on_to_pytest(only: None, logs: Path) -> None:
+    assert runner.whole(SUBMISSION, [], "2/3") == 0
+    assert (logs / "it.log").read_text() == "-m pytest -q --run submission --share 2/3 tests\n"
+
+
+@pytest.mark.parametrize(("ci", "status"), [("true", 1), ("", 0)])
+def test_a_tier_that_cannot_run_fails_in_ci(ci: str, status: int, only: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(runner, "lacking", lambda: {"node": "no kubelet"})
+    assert runner.whole(SUBMISSION, [], None) == status
+
+
+def test_an_interrupted_run_is_not_green(only: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "GRACE_S", 1.0)
+    monkeypatch.setattr(runner, "LINT", Part("lint", argv=("sh", "-c", "kill -TERM $PPID; exec sleep 600")))
+    assert runner.whole(SUBMISSION, [], None) == runner.INTERRUPTED
+
+
 def test_an_unknown_part_is_refused_with_the_names_that_exist(
     logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

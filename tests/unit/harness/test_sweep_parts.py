@@ -1,21 +1,29 @@
-"""The pure parts of the cluster tier's kill sweep: what counts as an effect, what is covered, what each judge finds."""
+"""The parts of the cluster tier's harness that need no server: its kill sweep, its faults, its tools, its follower."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import urllib3
 
-from tests.support.control_plane.faults import ApiRequest, Exchange
-from tests.support.control_plane.runner import JOURNAL
+from driver_manager.profiles import builtin
+from driver_manager.sandbox.host import HostTree
+from tests.support.control_plane.api import Follower, Watch, wait_until
+from tests.support.control_plane.faults import ApiRequest, CutLine, Drop, Exchange, Fault, Script
+from tests.support.control_plane.runner import JOURNAL, NEW_ROOT, lighten
 from tests.support.control_plane.sweep.effects import Surroundings, effect_of
 from tests.support.control_plane.sweep.scene import Effect, Place, recorded, uncovered
 from tests.support.control_plane.sweep.sweeping import Outcome, judge
+from tests.support.fakes.pace import patient
 
 AROUND = Surroundings(host="/h", container="/c", own="/c/tmp")
 WRITE, READ = os.O_WRONLY | os.O_CREAT, os.O_RDONLY
@@ -178,3 +186,54 @@ def test_an_administrators_edit_wins_and_an_uncovered_effect_is_a_failure() -> N
 def test_a_client_is_restarted_once_for_the_driver_of_each_boot() -> None:
     for restarts in ((0, 1), (1, 1)):
         assert found(SOUND, replace(SOUND, restarts={"exporter": restarts})) == []
+
+
+def test_a_fault_that_could_not_act_is_for_the_next_match_and_counts_from_when_it_was_added() -> None:
+    watch, get = ApiRequest("GET", "/api/v1/pods", {"watch": "1"}), ApiRequest("GET", "/api/v1/nodes/n")
+    script = Script([Fault(CutLine())])
+    (taken,) = script.take(watch)
+    assert script.take(watch) == []
+    script.give_back(taken)
+    script.add(Fault(Drop(), nth=2))
+    assert script.take(watch) == [taken]
+    assert script.fired(taken.fault) == 0
+    script.fire(taken)
+    assert script.fired(taken.fault) == 1
+    assert [armed.fault.action for armed in script.take(get)] == [Drop()]
+
+
+@pytest.mark.submission
+def test_the_light_tools_say_what_the_sandboxs_say(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path / "host", tmp_path / "bin", builtin()["rebellions"])
+    tree.build()
+    tree.add_driver(NEW_ROOT, "2.0.1")
+    root = tree.root / NEW_ROOT.lstrip("/")
+    modules = [str(next(root.rglob(f"{name}.ko"))) for name in ("rebellions", "rebellions_core")]
+    depends = ("modprobe", "--show-depends", "--dirname", str(root), "--set-version", "6.1.0-sandbox", "--")
+
+    def said(*argv: str) -> tuple[int, str, str]:
+        path = f"{tree.bin}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True, timeout=150, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    asked = (*(("modinfo", path) for path in (*modules, "/absent")), (*depends, "absent"))
+    itself = [said(*argv) for argv in asked]
+    lighten(tree)
+    assert [said(*argv) for argv in asked] == itself
+    assert [status for status, _, _ in itself] == [0, 0, 1, 1]
+    assert said(*depends, "rebellions") == (0, "", "")
+
+
+def test_an_error_of_what_sees_the_events_ends_the_follower(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    line = b'{"type": "ADDED", "object": {}}\n'
+    response: Any = SimpleNamespace(stream=lambda _: [line], shutdown=lambda: None, close=lambda: None)
+    listed = {"items": [], "metadata": {"resourceVersion": "1"}}
+    api: Any = SimpleNamespace(get=lambda *_, **__: listed, watch=lambda *_, **__: Watch(response))
+
+    def see(*_: object) -> None:
+        raise urllib3.exceptions.HTTPError
+
+    with Follower(api, "/api/v1/pods", see):
+        wait_until(lambda: raised, "the end of the follower", patient(10.0))
