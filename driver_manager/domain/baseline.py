@@ -78,14 +78,17 @@ def baseline_of_boot(text: str, boot_id: str) -> Baseline | None:
 
 
 def of_new_driver(result: ProbeResult, before: Baseline | None) -> ProbeResult:
-    """`result` of a driver that was just loaded, compared with `before`; as it is without a baseline.
+    """`result` of a driver that was just loaded, compared with `before`.
 
-    It is unhealthy only if a device is worse than before: healthy, then sick, then lost. A function of the baseline
+    Without a baseline, as after a boot, a device that the tool does not list is left to health-watch. With one, the
+    result is unhealthy only if a device is worse than before: healthy, then sick, then lost. A function of the baseline
     that the driver does not take, and a device without an address whose name is missing, is lost. If the probe showed
     nothing before, only PCI functions are compared.
     """
     if before is None:
-        return result
+        bad = [one for one in result.devices if one.health is Health.UNHEALTHY]
+        is_left = bool(bad) and all(one.is_lost for one in bad)
+        return replace(result, health=Health.HEALTHY) if is_left else result
     names = {one.name for one in result.devices}
     unnamed = [one for one in before.devices if not one.address and not one.is_lost and one.name not in names]
     is_read = bool(result.devices)

@@ -196,13 +196,23 @@ def systemctl(tree: Path, arguments: list[str]) -> int:
 
 
 def rbln_smi(tree: Path, _: list[str]) -> int:
-    """`rbln-smi -j` for one device, which is healthy while the module is loaded."""
+    """`rbln-smi -j` for each device of the bus that the driver has, or one; healthy while the module is loaded."""
     module = tree / "sys/module/rebellions"
     if not module.is_dir():
         return fail("rbln-smi: no driver")
-    device = {"npu": 0, "name": "RBLN-CA12", "status": "normal", "device": "rbln0"}
-    print(json.dumps({"KMD_version": (module / "version").read_text().strip(), "devices": [device]}))  # noqa: T201
+    folder = tree / "sys/bus/pci/devices"
+    bound = [one.name for one in sorted(folder.iterdir()) if _driver_of(one) == "rebellions"] if folder.is_dir() else []
+    devices = [
+        {"npu": number, "name": "RBLN-CA12", "status": "normal", "device": f"rbln{number}", "pci": {"bus_id": address}}
+        for number, address in enumerate(bound)
+    ] or [{"npu": 0, "name": "RBLN-CA12", "status": "normal", "device": "rbln0"}]
+    print(json.dumps({"KMD_version": (module / "version").read_text().strip(), "devices": devices}))  # noqa: T201
     return 0
+
+
+def _driver_of(device: Path) -> str:
+    link = device / "driver"
+    return link.readlink().name if link.is_symlink() else ""
 
 
 def npu_smi(tree: Path, _: list[str]) -> int:

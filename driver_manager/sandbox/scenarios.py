@@ -221,11 +221,7 @@ VENDOR_SCENARIOS = (
         _vendor_host("furiosa", FURIOSA, samples=2),
         profile="furiosa",
         env=_manager(f"/opt/furiosa/{NEW}"),
-        kernel=(
-            "furiosa-smi sees a device at work",
-            "furiosa-smi sees a device",
-            *_swap("furiosa-smi", FURIOSA),
-        ),
+        kernel=("furiosa-smi sees a device at work", *_swap("furiosa-smi", FURIOSA)),
         asks=ASKS,
     ),
 )

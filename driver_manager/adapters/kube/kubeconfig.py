@@ -89,7 +89,9 @@ class Library:
         configuration = self._client.configuration
         begun_s = time.monotonic()
         authorization = _authorization(configuration, read_s)
-        read_s = max(0.0, read_s - (time.monotonic() - begun_s))
+        read_s -= time.monotonic() - begun_s
+        if read_s <= 0:  # urllib3 refuses such a limit as a ValueError
+            raise CredentialsUnreadable("reading them took all the time of the request")
         headers = {**request.headers, **authorization}
         try:
             # Do not decompress: the request does not ask for it, and a small answer could become huge in memory.

@@ -527,7 +527,7 @@ class DriverSwap:
                 "Look at the kernel log (dmesg) and run the vendor's tool by hand.",
             )
         for device in result.devices:
-            if AS_BEFORE in device.reason:
+            if AS_BEFORE in device.reason or device.is_lost:
                 self._context.ports.reporter.warn(f"{device.name} is {device.reason}")
         note = "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
         self._context.ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")

@@ -193,7 +193,7 @@ def judge(listing: Listing, present: tuple[str, ...], by_device: Mapping[str, To
     if listing.unread and (lacking or not present):
         doubt = doubt or f"{tool} printed unexpected output"
         missing, lacking = (), lacking if lacking > listing.unread else 0
-    devices = (*devices, *(_missing(address) for address in missing))
+    devices = (*devices, *(_missing(address) for address in missing or [""] * lacking))
     bad = _reasons(devices, Health.UNHEALTHY)
     unclear = _reasons(devices, Health.UNKNOWN)
     if lacking:
@@ -213,7 +213,7 @@ def _reasons(devices: Iterable[DeviceVerdict], health: Health) -> list[str]:
 
 
 def _missing(address: str) -> DeviceVerdict:
-    return DeviceVerdict(address, Health.UNHEALTHY, "missing", address, is_lost=True)
+    return DeviceVerdict(address or "a PCI device", Health.UNHEALTHY, "missing", address, is_lost=True)
 
 
 def pci_address(text: str) -> str:

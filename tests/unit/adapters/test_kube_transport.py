@@ -635,3 +635,16 @@ def test_a_token_that_is_refreshed_for_ever_ends_with_the_attempt() -> None:
     transport = Library(kube_client.ApiClient(configuration))
     with ending_within(LIMIT_S), pytest.raises(CredentialsUnreadable, match=r"no result within 0\.[23]\d* s"):
         transport.send(GET, connect_s=LIMIT_S, read_s=LIMIT_S)
+
+
+def test_credentials_that_take_all_the_time_of_a_request_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A starved process ended with advice to renew the kubeconfig: urllib3 refuses a limit of 0 s as a ValueError."""
+
+    def authorization(*_: Any) -> dict[str, str]:
+        time.sleep(0.05)
+        return {}
+
+    monkeypatch.setattr(library, "_authorization", authorization)
+    transport = Library(kube_client.ApiClient(kube_client.Configuration(host="http://127.0.0.1:1")))
+    with pytest.raises(CredentialsUnreadable, match="all the time of the request"):
+        transport.send(GET, connect_s=LIMIT_S, read_s=0.01)

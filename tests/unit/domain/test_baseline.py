@@ -74,6 +74,8 @@ NOT_TAKEN = sample("normal", "-", bus={ONE: "rebellions", TWO: ""}, served=(ONE,
         (NOTHING_KNOWN, NOT_TAKEN, BAD, TWO),
         (NOTHING_KNOWN, FAILED, BAD, "exit status 1"),
         (None, sample("normal", "error"), BAD, "rbln2 is error"),
+        (None, sample("normal", "missing"), GOOD, "rbln2 is missing"),
+        (None, FAILED, BAD, "exit status 1"),
     ],
 )
 def test_a_new_driver_is_judged_by_what_got_worse(

@@ -119,11 +119,12 @@ def _devices(scene: Scene) -> dict[str, str]:
 def _files(scene: Scene) -> dict[str, str]:
     """All files below the host's root but the kernel's; what differs from scene to scene is named.
 
-    Left out: locks, the note of who had the node last, evidence, figures, and the note of a failure, which tells when.
+    Left out: locks, the note of who had the node last, evidence, figures, the note of a failure, which tells when, and
+    the baseline, which names pods.
     """
     root, paths = scene.command_runner.tree.root, scene.command_runner.tree.profile.paths
     locks = (paths.work_lock, paths.effect_lock, paths.client_lock)
-    aside = (*locks, paths.owner_note, paths.run_figures, paths.failure_note)
+    aside = (*locks, paths.owner_note, paths.run_figures, paths.failure_note, paths.baseline)
     named = {
         scene.command_runner.tree.boot_id: "<boot id>",
         str(scene.command_runner.tree.bin): "<bin>",
