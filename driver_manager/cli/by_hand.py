@@ -35,7 +35,7 @@ from driver_manager.cli.reconcile import RUN_OPTIONS, mode_option, policy_for
 from driver_manager.cli.session import PartialRead, Session, host_roots, log_form, open_session, profile_of_host
 from driver_manager.core.ports import Cluster, Ports
 from driver_manager.core.swap.node import Fence, NodeLock
-from driver_manager.core.swap.run import decide, rehearsed
+from driver_manager.core.swap.run import decide, rehearsed, with_baseline
 from driver_manager.domain import events, settings
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, ModuleFailed, PodsRemain, PreflightFailed
@@ -283,7 +283,7 @@ def _devices(situation: Situation) -> tuple[Check, ...]:
 def _workloads(ports: Ports, obs: Observation, profile: Profile, wanted: Policy) -> tuple[Check, ...]:
     """Whether the pods that use the driver could be evicted, by their disruption budgets now."""
     try:
-        _, decided = decide(ports, obs, profile, wanted)
+        _, decided = with_baseline(ports, *decide(ports, obs, profile, wanted))
         decided = rehearsed(ports, decided)
     except PodsRemain as error:
         return (Check("workloads", False, error.what, error.remedy),)

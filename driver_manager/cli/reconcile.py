@@ -30,7 +30,7 @@ from driver_manager.cli.session import (
 )
 from driver_manager.core.clients import NOT_LOADED, ClientRestarter
 from driver_manager.core.ports import Ports
-from driver_manager.core.swap.run import Outcome, decide, reconcile, rehearsed
+from driver_manager.core.swap.run import Outcome, decide, reconcile, rehearsed, with_baseline
 from driver_manager.domain import events, node_state, settings
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode, ManagerError
@@ -216,7 +216,7 @@ def _show_plan(values: Values, mode: Mode, output: str) -> int:
     ports, obs = session.ports(), session.observe(session.node)
     session.warn_of_refused(obs)
     try:
-        _, decided = decide(ports, obs, session.profile, wanted)
+        _, decided = with_baseline(ports, *decide(ports, obs, session.profile, wanted))
     except EvictionRefused as error:
         if output != "json":
             lines = ("pod {pod} {uses}: {fate}, {why}".format(**one) for one in error.facts["workloads"])

@@ -269,7 +269,10 @@ class HealthWatch:
         result = self._prober.sample(is_first=is_first)
         if result.is_slow and begun < self._settled_by_s:
             result = replace(result, health=Health.UNKNOWN)
-        return in_service(result, self._baseline, history.served if history.driver == self._load else ())
+        before = self._baseline
+        if before is not None and before.load == self._load:  # no other driver was loaded since
+            before = None
+        return in_service(result, before, history.served if history.driver == self._load else ())
 
     def _why_muted(self) -> str:
         """Why this turn takes no sample, "" if it takes one. The tool must not run while a run changes the driver.

@@ -178,6 +178,9 @@ class HostSystem(Protocol):
         It may take until `deadline`, or the probe's own timeout if that is later.
         """
 
+    def load_text(self) -> str:
+        """A text that differs for each load of the driver, "" if it is not loaded."""
+
     def baseline(self) -> Baseline | None:
         """The baseline that a run of this boot recorded, None without one."""
 

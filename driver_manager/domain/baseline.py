@@ -19,20 +19,24 @@ from driver_manager.domain.wire import Form, Part, body_of
 
 REASON_CHARS = 400
 MAX_DEVICES = 256
+DEVICE_CHARS = 200
 AS_BEFORE = "as before the swap"
 
 
 class Baseline(Struct, frozen=True):
     """The host before the driver of version `version` ("" if unknown) was replaced.
 
-    `health`, `reason`, `devices` and `served` are those of the probe (`ProbeResult`). `functions` has the driver of
-    each of the vendor's PCI functions, "" for none. `parameters` has values by `module.parameter`; `services` are the
-    host services of the profile that were active; `references` has the users of each root module.
+    `health`, `rest`, `reason`, `devices` and `served` are those of the probe (`ProbeResult`). `load` differs for each
+    load of a driver, "" if unknown. `functions` has the driver of each of the vendor's PCI functions, "" for none.
+    `parameters` has values by `module.parameter`; `services` are the host services of the profile that were active;
+    `references` has the users of each root module.
     """
 
     boot_id: str
     version: str = ""
     health: Health = Health.UNKNOWN
+    rest: Health = Health.HEALTHY
+    load: str = ""
     reason: Annotated[str, Part(chars=REASON_CHARS)] = ""
     devices: tuple[DeviceVerdict, ...] = ()
     served: tuple[str, ...] = ()
@@ -60,7 +64,12 @@ FORM = Form("the baseline of the swap", BaselineUnreadable, "No action needed: t
 
 
 def encode(baseline: Baseline) -> str:
-    return FORM.write(body_of(replace(baseline, devices=baseline.devices[:MAX_DEVICES]))) + "\n"
+    devices = (
+        replace(one, name=one.name[:DEVICE_CHARS], reason=one.reason[:DEVICE_CHARS])
+        for one in baseline.devices[:MAX_DEVICES]
+    )
+    shown = replace(baseline, devices=tuple(devices), reason=baseline.reason[:REASON_CHARS])
+    return FORM.write(body_of(shown)) + "\n"
 
 
 def decode(text: str) -> Baseline:
@@ -82,50 +91,90 @@ def of_new_driver(result: ProbeResult, before: Baseline | None) -> ProbeResult:
 
     Without a baseline, as after a boot, a device that the tool does not list is left to health-watch. With one, the
     result is unhealthy only if a device is worse than before: healthy, then sick, then lost. A function of the baseline
-    that the driver does not take, and a device without an address whose name is missing, is lost. If the probe showed
-    nothing before, only PCI functions are compared.
+    that has no driver now is lost. If the tool showed no device before, only PCI functions are compared.
     """
     if before is None:
         bad = [one for one in result.devices if one.health is Health.UNHEALTHY]
-        is_left = bool(bad) and all(one.is_lost for one in bad)
+        fails = not result.devices or any(not one.is_lost for one in bad) or (not bad and not result.served)
+        is_left = result.health is Health.UNHEALTHY and not fails and not result.is_slow
         return replace(result, health=Health.HEALTHY) if is_left else result
-    names = {one.name for one in result.devices}
-    unnamed = [one for one in before.devices if not one.address and not one.is_lost and one.name not in names]
-    is_read = bool(result.devices)
-    lost = [_lost(one.name, "", "not listed any more") for one in unnamed if is_read]
-    if result.on_bus is not None:
+    served = [one for one in before.served if _ranks(before.devices, one)[:1] != [2]]
+    on_bus = result.on_bus or {}
+    lost = [_lost(one, "without a driver now") for one in served if on_bus.get(one, "?") == ""]
+    listed = {_key(one) for one in result.devices}
+    working = [one for one in before.devices if not _rank(one)]
+    if result.devices:
         lost += [
-            _lost(one, one, "not served by the new driver")
-            for one in before.served
-            if one in result.on_bus and one not in result.served
+            _lost(one.name, "not listed any more") for one in working if not one.address and one.name not in listed
         ]
-    is_unknown = before.health is Health.UNKNOWN and not before.devices
-    compared = _without_excused(result, before, (), excuses_all=is_unknown)
-    # Without a bad device the tool itself failed, which it may have done before as well.
-    had_failed = before.health is Health.UNHEALTHY and not any(map(_rank, before.devices))
-    if compared.health is Health.UNHEALTHY and not any(map(_rank, compared.devices)) and had_failed:
-        compared = replace(compared, health=Health.HEALTHY, reason=f"{result.reason}, {AS_BEFORE}", is_slow=False)
-    return _with_lost(compared, (*lost, *_left_bus(result, before.served)))
+    still_work = {_key(one) for one in result.devices if not _rank(one)}
+    excuses_all = before.health is Health.UNKNOWN or not before.devices
+    had_failed = Health.UNHEALTHY in (before.rest, before.health if not before.devices else None)
+    had_failed = had_failed and all(_key(one) in still_work for one in working)
+    return _compared(result, before, (), (*lost, *_left_bus(result, served)), excuses_all, had_failed)
 
 
 def in_service(result: ProbeResult, before: Baseline | None, served: Collection[str]) -> ProbeResult:
-    """`result` of a driver in service. `served` are the addresses of devices that were healthy since it was loaded.
+    """`result` of a driver in service. `served` are the keys of devices that were healthy since it was loaded.
 
-    A device that served and has left the bus is lost. A device that was bad before the swap does not count until it
-    has been healthy once. `served` of the result are the addresses of the devices that are healthy now.
+    A key is the PCI address, or the name of a device without one. A device that served and has left the bus is lost. A
+    device that was bad before the swap does not count until it has been healthy once. `served` of the result are the
+    keys of the devices that are healthy now.
     """
-    compared = _without_excused(result, before, served) if before is not None else result
-    expected = {*served, *(before.served if before is not None else ())}
-    return replace(_with_lost(compared, _left_bus(result, expected)), served=_healthy(result))
+    worked = [one for one in before.served if not _ranks(before.devices, one)[:1] > [0]] if before is not None else []
+    gone = _left_bus(result, {*worked, *served})
+    compared = _compared(result, before or Baseline(""), served, gone)
+    return replace(compared, served=_healthy(result))
+
+
+def _compared(  # noqa: PLR0913, PLR0917  # the two comparisons differ in these
+    result: ProbeResult,
+    before: Baseline,
+    served: Collection[str],
+    lost: Iterable[DeviceVerdict],
+    excuses_all: bool = False,
+    excuses_rest: bool = False,
+) -> ProbeResult:
+    """`result` with a remark in place of each bad device that is no worse than before and not in `served`."""
+    lost = tuple(lost)
+    gone, seen, devices = {_key(one) for one in lost}, dict[str, int](), list[DeviceVerdict]()
+    for one in sorted(result.devices, key=_rank, reverse=True):
+        key = _key(one)
+        if key in gone:
+            continue
+        known = [*_ranks(before.devices, key), *[0] * len(result.devices)]
+        at = seen[key] = seen.get(key, -1) + 1
+        is_excused = excuses_all or (_rank(one) <= known[at] and key not in served)
+        if _rank(one) and is_excused:
+            why = "unknown if that was so before the swap" if excuses_all else AS_BEFORE
+            devices.append(replace(one, health=Health.HEALTHY, reason=f"{one.reason}, {why}"))
+        else:
+            devices.append(one)
+    order = {_key(one): at for at, one in enumerate(result.devices)}
+    found = (*sorted(devices, key=lambda one: order[_key(one)]), *lost)
+    rest = result.rest if result.devices else result.health
+    is_whole = rest is Health.UNHEALTHY and not excuses_rest
+    bad = "; ".join(f"{one.name} is {one.reason}" for one in found if _rank(one))
+    remarks = [f"{one.name} is {one.reason}" for one in found if one not in result.devices and not _rank(one)]
+    if rest is Health.UNHEALTHY and excuses_rest:
+        remarks.append(f"{result.reason}, {AS_BEFORE}")
+    if bad or is_whole:
+        reason = bad if bad and (remarks or lost or not is_whole) and tuple(found) != result.devices else result.reason
+        is_slow = result.is_slow and not lost
+        return replace(result, health=Health.UNHEALTHY, reason=reason, devices=found, is_slow=is_slow)
+    is_unclear = rest is Health.UNKNOWN or any(one.health is Health.UNKNOWN for one in found)
+    health = Health.UNKNOWN if is_unclear else Health.HEALTHY
+    reason = "; ".join(remarks) if remarks and not is_unclear else result.reason
+    return replace(result, health=health, reason=reason, devices=found, is_slow=False)
 
 
 def _healthy(result: ProbeResult) -> tuple[str, ...]:
-    """The addresses of the physical functions that are healthy: all or none if the tool prints no addresses."""
-    if not any(one.address for one in result.devices):
-        return result.served if result.health is Health.HEALTHY else ()
-    bad = {one.address for one in result.devices if one.health is not Health.HEALTHY}
-    good = {one.address for one in result.devices} - bad
-    return tuple(one for one in result.served if one in good)
+    """The keys of the healthy devices. If the tool prints no addresses, the functions too if all are healthy."""
+    bad = {_key(one) for one in result.devices if one.health is not Health.HEALTHY}
+    good = {_key(one) for one in result.devices} - bad
+    if not any(one.address for one in result.devices) and result.health is Health.HEALTHY:
+        good |= {*result.served}
+    return tuple(sorted(one for one in good if ":" not in one or one in result.served))
 
 
 def _left_bus(result: ProbeResult, served: Collection[str]) -> list[DeviceVerdict]:
@@ -134,47 +183,12 @@ def _left_bus(result: ProbeResult, served: Collection[str]) -> list[DeviceVerdic
     on_bus = result.on_bus
     if on_bus is None:
         return []
-    gone = (address for address in sorted(served) if address not in on_bus and address not in listed)
-    return [_lost(address, address, "lost: it served before and is not on the PCI bus any more") for address in gone]
+    gone = (one for one in sorted(served) if ":" in one and one not in on_bus and one not in listed)
+    return [_lost(address, "lost: it served before and is not on the PCI bus any more") for address in gone]
 
 
-def _lost(name: str, address: str, why: str) -> DeviceVerdict:
-    return DeviceVerdict(name, Health.UNHEALTHY, why, address, is_lost=True)
-
-
-def _without_excused(
-    result: ProbeResult, before: Baseline, served: Collection[str], *, excuses_all: bool = False
-) -> ProbeResult:
-    """`result` with a remark in place of each bad device that is no worse than before, and not in `served`."""
-    ranks = {_key(one): _rank(one) for one in before.devices}
-
-    def excused(one: DeviceVerdict) -> DeviceVerdict:
-        is_known = excuses_all or (0 < _rank(one) <= ranks.get(_key(one), 0) and one.address not in served)
-        if one.health is not Health.UNHEALTHY or not is_known:
-            return one
-        why = "unknown if that was so before the swap" if excuses_all else AS_BEFORE
-        return replace(one, health=Health.HEALTHY, reason=f"{one.reason}, {why}")
-
-    devices = tuple(map(excused, result.devices))
-    if devices == result.devices:
-        return result
-    if bad := _bad(devices):
-        return replace(result, devices=devices, reason=bad)
-    remarks = [f"{new.name} is {new.reason}" for new, old in zip(devices, result.devices, strict=True) if new != old]
-    return replace(result, health=Health.HEALTHY, reason="; ".join(remarks), devices=devices, is_slow=False)
-
-
-def _with_lost(result: ProbeResult, lost: Iterable[DeviceVerdict]) -> ProbeResult:
-    lost = tuple(lost)
-    if not lost:
-        return result
-    gone = {_key(one) for one in lost}
-    devices = (*(one for one in result.devices if _key(one) not in gone), *lost)
-    return replace(result, health=Health.UNHEALTHY, reason=_bad(devices), devices=devices, is_slow=False)
-
-
-def _bad(devices: Iterable[DeviceVerdict]) -> str:
-    return "; ".join(f"{one.name} is {one.reason}" for one in devices if one.health is Health.UNHEALTHY)
+def _lost(key: str, why: str) -> DeviceVerdict:
+    return DeviceVerdict(key, Health.UNHEALTHY, why, key if ":" in key else "", is_lost=True)
 
 
 def _key(device: DeviceVerdict) -> str:
@@ -184,3 +198,8 @@ def _key(device: DeviceVerdict) -> str:
 def _rank(device: DeviceVerdict) -> int:
     """0 for a device that works or whose health is unknown, 1 for a sick one, 2 for a lost one."""
     return 0 if device.health is not Health.UNHEALTHY else 2 if device.is_lost else 1
+
+
+def _ranks(devices: Iterable[DeviceVerdict], key: str) -> list[int]:
+    """The ranks of the devices with this key, the worst first: a function may hold several."""
+    return sorted((_rank(one) for one in devices if _key(one) == key), reverse=True)

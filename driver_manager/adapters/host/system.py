@@ -38,7 +38,7 @@ from driver_manager.adapters.host.holders import (
     why_not_unmounted,
 )
 from driver_manager.adapters.host.modules import HOST, ModuleTrees, driver_nodes
-from driver_manager.adapters.host.notes import read_baseline, read_marker, remove_marker
+from driver_manager.adapters.host.notes import load_text, read_baseline, read_marker, remove_marker
 from driver_manager.adapters.host.pci import DeviceEvents, pci_devices, read_bus
 from driver_manager.adapters.host.probe import probe_command, with_devices
 from driver_manager.adapters.host.slots import look, may_have_slots, warm
@@ -543,9 +543,12 @@ class LinuxHost(Ownership):
 
     def probe(self, root: str, deadline: Deadline) -> ProbeResult:
         probe = self._profile.probe
-        command = probe_command(self._files, probe, root) if probe is not None else None
+        why = f"{probe.tool} is not in {root}" if probe is not None else "the profile has no probe"
+        try:
+            command = probe_command(self._files, probe, root) if probe is not None else None
+        except OSError as error:  # a loop of symlinks, or a dead file system
+            command, why = None, f"{root} cannot be read: {error.strerror}"
         if probe is None or command is None:
-            why = f"{probe.tool} is not in {root}" if probe is not None else "the profile has no probe"
             return with_devices(self._roots, self._profile, lambda _: ProbeResult(Health.UNKNOWN, why))
         ran = run(command.argv, timeout_s=max(probe.timeout_s, deadline.left()), env=command.env)
         return with_devices(
@@ -553,6 +556,9 @@ class LinuxHost(Ownership):
             self._profile,
             lambda present: parse(probe, ran.status, ran.out, ran.last_line, present, err=ran.err),
         )
+
+    def load_text(self) -> str:
+        return load_text(self._roots, self._profile.modules)
 
     def baseline(self) -> Baseline | None:
         return read_baseline(self._files, self._profile.paths, boot_id(self._roots))

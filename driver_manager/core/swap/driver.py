@@ -311,6 +311,8 @@ EVIDENCE_S = 10.0
 SERVICE_S = 90.0
 SERVICE_SETTLE_S = 5.0
 """Seconds after which a started service is looked at: nvidia-fabricmanager of another version ends after two."""
+SERVICE_START_S = 30.0
+"""Seconds in which it may come up, or systemd start it again."""
 
 
 class DriverSwap:
@@ -527,7 +529,7 @@ class DriverSwap:
                 "Look at the kernel log (dmesg) and run the vendor's tool by hand.",
             )
         for device in result.devices:
-            if AS_BEFORE in device.reason or device.is_lost:
+            if device.is_lost or AS_BEFORE in device.reason:
                 self._context.ports.reporter.warn(f"{device.name} is {device.reason}")
         note = "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
         self._context.ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")
@@ -539,7 +541,7 @@ class DriverSwap:
         A device that is still not ready after the profile's `settle_s` is unhealthy.
         """
         situation, host, clock = self._context.situation, self._context.ports.host, self._context.ports.clock
-        before = situation.obs.baseline or host.baseline()
+        before = situation.obs.baseline or (host.baseline() if situation.obs.is_resumed else None)
         settled_by = self._context.soon(situation.profile.probe.settle_s if situation.profile.probe else 0.0)
         while True:
             result = of_new_driver(host.probe(root, settled_by), before)
@@ -555,8 +557,10 @@ class DriverSwap:
             names = context.lock.start_services()
         if not names:
             return
-        context.ports.clock.sleep(SERVICE_SETTLE_S)
-        ended = [name for name in names if not context.ports.host.is_active(name)]
+        clock, host, started_by = context.ports.clock, context.ports.host, context.soon(SERVICE_START_S)
+        clock.sleep(SERVICE_SETTLE_S)
+        while (ended := [name for name in names if not host.is_active(name)]) and not started_by.is_over:
+            clock.sleep(SLOW_POLL_S)
         if ended:
             raise ModuleFailed(
                 f"host service {several(ended)} was active before the swap and ended after its start",

@@ -353,17 +353,20 @@ def _baseline(situation: Situation, ports: Ports) -> Baseline:
     root = host.previous_source.root if host.previous_source is not None else profile.paths.driver_root
     probe_s = profile.probe.timeout_s if profile.probe is not None else 0.0
     result = ports.host.probe(root, Deadline.after(probe_s, ports.clock.monotonic))
+    in_use = {name: _users(module, situation.obs.holders) for name, module in host.modules.items() if users(module)}
     return Baseline(
-        host.boot_id,
-        driver_version(host.modules),
-        result.health,
-        result.reason,
-        result.devices,
-        result.served,
-        result.on_bus or {},
-        host.parameters,
-        host.active_services,
-        {name: _users(module, situation.obs.holders) for name, module in host.modules.items() if users(module)},
+        boot_id=host.boot_id,
+        version=driver_version(host.modules),
+        health=result.health,
+        rest=result.rest,
+        load=ports.host.load_text(),
+        reason=result.reason,
+        devices=result.devices,
+        served=result.served,
+        functions=result.on_bus or {},
+        parameters=host.parameters,
+        services=host.active_services,
+        references=in_use,
     )
 
 
@@ -537,13 +540,21 @@ def decide(
     Raises ConfigError away from the node, ApiRefused, and as `plan`.
     """
     now = read_holders(Situation.of(obs, profile, policy, waited), ports)
-    decided = plan(now)
-    begins = any(isinstance(step, TakeNode) for step in decided.steps)
-    if not begins or decided.decision not in (Decision.REPLACE, Decision.CLEAR) or obs.is_resumed:
+    return now, plan(now)
+
+
+def with_baseline(ports: Ports, now: Situation, decided: Plan, known: Baseline | None = None) -> tuple[Situation, Plan]:
+    """Both with the baseline, if the plan begins a swap: `known`, if it is of the loaded driver, else a look.
+
+    A driver that an earlier run loaded and could not verify is no baseline.
+    """
+    host = now.host
+    begins = decided.has(TakeNode) and not decided.has(PlanAgain) and not now.obs.is_resumed
+    is_unproved = host.failure is not None and host.digest is None
+    if not begins or decided.decision not in (Decision.REPLACE, Decision.CLEAR) or is_unproved:
         return now, decided
-    if any(isinstance(step, PlanAgain) for step in decided.steps):
-        return now, decided
-    before = _baseline(now, ports)
+    is_known = known is not None and known.load == ports.host.load_text()
+    before = known if known is not None and is_known else _baseline(now, ports)
     now = replace(now, obs=replace(now.obs, baseline=before))
     return now, replace(decided, warnings=(*decided.warnings, *before.remarks))
 
@@ -582,6 +593,7 @@ class _Run:
         self._fence = Fence(ports.host, ports.reporter)
         self._lock: NodeLock | None = None
         self._is_rehearsed = False
+        self._baseline: Baseline | None = None
         self._said_refused = set[str]()
 
     def attempt(self, obs: Observation) -> Outcome | str:
@@ -597,7 +609,7 @@ class _Run:
         if obs.host is not None:
             lock.state.saw_host(obs.host)
         try:
-            now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
+            now, decided = self._decide(obs)
         except OwnedElsewhere:
             raise
         except ManagerError as error:
@@ -608,7 +620,7 @@ class _Run:
         try:
             if _waits_after_failure(decided) and self._is_let_go(now, decided):
                 self._waited |= {AFTER_FAILURE}
-                now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
+                now, decided = self._decide(obs)
             lock.state.step = "preflight"
             self._prepare(now, decided, lock.state)
             self._warm(now, decided)
@@ -628,6 +640,13 @@ class _Run:
         lock.state.correct()
         what = summary(decided) + measured(ports, lock)
         return Outcome(ExitCode.DONE, what, changed=bool(decided.steps))
+
+    def _decide(self, obs: Observation) -> tuple[Situation, Plan]:
+        """The plan with the baseline, which is taken once: the vendor's tool may take long. Raises as `decide`."""
+        now, decided = decide(self._ports, obs, self._profile, self._policy, self._waited)
+        now, decided = with_baseline(self._ports, now, decided, self._baseline)
+        self._baseline = now.obs.baseline or self._baseline
+        return now, decided
 
     def _refused(self, error: ManagerError, obs: Observation, lock: NodeLock) -> Outcome:
         """The end of a run that cannot begin. Raises Conflict where another run was seen half done."""

@@ -75,14 +75,14 @@ def parse(  # noqa: PLR0913  # the whole result of a tool's run
     if whole.means is not Meaning.REMARK:
         devices = _with_answers(listing.devices, answers.by_device)
         reason = whole.text or "; ".join(_reasons(devices, Health.UNHEALTHY)) or failure
-        return ProbeResult(Health.UNHEALTHY, reason, devices, busy=listing.busy)
+        return ProbeResult(Health.UNHEALTHY, reason, devices, busy=listing.busy, rest=Health.UNHEALTHY)
     if probe.parser == EXIT_STATUS:
         return ProbeResult(Health.HEALTHY, f"exit status {status}")
     result = judge(listing, present, answers.by_device, probe.tool)
     if answers.whole is None or result.health is Health.UNHEALTHY:
         return result
     if result.health is Health.UNKNOWN:  # a remark is one only beside devices that can be read
-        return replace(result, health=Health.UNHEALTHY, reason=failure)
+        return replace(result, health=Health.UNHEALTHY, reason=failure, rest=Health.UNHEALTHY)
     remark = "" if answers.by_device else f"; {whole.text or last_line}"
     return replace(result, reason=result.reason + remark)
 
@@ -193,17 +193,18 @@ def judge(listing: Listing, present: tuple[str, ...], by_device: Mapping[str, To
     if listing.unread and (lacking or not present):
         doubt = doubt or f"{tool} printed unexpected output"
         missing, lacking = (), lacking if lacking > listing.unread else 0
-    devices = (*devices, *(_missing(address) for address in missing or [""] * lacking))
+    devices = (*devices, *(_missing(address) for address in missing))
+    rest = Health.UNHEALTHY if lacking > len(missing) else Health.UNKNOWN if doubt else Health.HEALTHY
     bad = _reasons(devices, Health.UNHEALTHY)
     unclear = _reasons(devices, Health.UNKNOWN)
     if lacking:
         reason = f"{len(present) - lacking} of {len(present)} PCI devices seen"
         reason += "".join(f"; {address} missing" for address in missing)
-        return ProbeResult(Health.UNHEALTHY, reason, devices, busy=listing.busy)
+        return ProbeResult(Health.UNHEALTHY, reason, devices, busy=listing.busy, rest=rest)
     if bad:
-        return ProbeResult(Health.UNHEALTHY, "; ".join(bad), devices, is_slow=is_slow, busy=listing.busy)
+        return ProbeResult(Health.UNHEALTHY, "; ".join(bad), devices, is_slow=is_slow, busy=listing.busy, rest=rest)
     if doubt or unclear:
-        return ProbeResult(Health.UNKNOWN, doubt or "; ".join(unclear), devices, busy=listing.busy)
+        return ProbeResult(Health.UNKNOWN, doubt or "; ".join(unclear), devices, busy=listing.busy, rest=rest)
     words = ", ".join(dict.fromkeys(device.reason for device in devices))
     return ProbeResult(Health.HEALTHY, f"{len(devices)} device(s) {words}", devices, busy=listing.busy)
 
@@ -213,7 +214,7 @@ def _reasons(devices: Iterable[DeviceVerdict], health: Health) -> list[str]:
 
 
 def _missing(address: str) -> DeviceVerdict:
-    return DeviceVerdict(address or "a PCI device", Health.UNHEALTHY, "missing", address, is_lost=True)
+    return DeviceVerdict(address, Health.UNHEALTHY, "missing", address, is_lost=True)
 
 
 def pci_address(text: str) -> str:

@@ -195,15 +195,9 @@ def probe_seed(parser: str, status: int, out: str | bytes) -> bytes:
     return bytes([number, status]) + (out.encode() if isinstance(out, str) else out)
 
 
+SICK = DeviceVerdict("a", Health.UNHEALTHY, "x", "0000:c1:00.0")
 BASELINE = baseline.encode(
-    baseline.Baseline(
-        BOOT,
-        "1.0",
-        Health.UNHEALTHY,
-        "x",
-        (DeviceVerdict("a", Health.UNHEALTHY, "x", "0000:c1:00.0"),),
-        ("0000:c1:00.0",),
-    )
+    baseline.Baseline(BOOT, "1.0", Health.UNHEALTHY, reason="x", devices=(SICK,), served=("0000:c1:00.0",))
 )
 RBLN = json.dumps({"devices": [{"name": "RBLN-CA12", "status": "normal", "pci": {"bus_id": PRESENT[0]}}]})
 PROBES = (

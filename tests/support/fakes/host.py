@@ -192,6 +192,9 @@ class FakeHost:
             health = Health.UNHEALTHY if version in self.sick else Health.HEALTHY
             return ProbeResult(health, f"{self.root} {version} is {health.value}", busy=self.work)
 
+    def load_text(self) -> str:
+        return " ".join(sorted(self.loaded.values()))
+
     def baseline(self) -> Baseline | None:
         return baseline_of_boot(self.files.get(self.profile.paths.baseline, ""), self.boot_id)
 

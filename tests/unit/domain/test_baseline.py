@@ -34,15 +34,30 @@ def sample(*words: str, bus: dict[str, str] | None = BUS, served: tuple[str, ...
     return ProbeResult(health, "; ".join(bad) or "fine", devices, served=served, on_bus=bus)
 
 
+def known_as(found: ProbeResult) -> Baseline:
+    return Baseline(
+        "boot",
+        "1",
+        health=found.health,
+        rest=found.rest,
+        reason=found.reason,
+        devices=found.devices,
+        served=found.served,
+        functions=found.on_bus or {},
+    )
+
+
 def before(*words: str) -> Baseline:
     found = sample(*words)
-    return Baseline("boot", "1", found.health, found.reason, found.devices, found.served, found.on_bus or {})
+    return known_as(found)
 
 
 FAILED = ProbeResult(BAD, "rbln-smi failed with exit status 1: x", served=(ONE, TWO), on_bus=BUS)
 FAILED_BEFORE = replace(before("normal"), health=BAD, reason=FAILED.reason, devices=())
 NO_TOOL = ProbeResult(UNCLEAR, "rbln-smi is not in /run/rbln/driver", served=(ONE, TWO), on_bus=BUS)
 NOTHING_KNOWN = replace(before("normal"), health=UNCLEAR, devices=())
+SHORT = replace(sample("normal", "normal"), health=BAD, rest=BAD, reason="1 of 3 seen")
+DOUBLE = ProbeResult(BAD, "rbln1 is error", (device(ONE), device(ONE, "error")), served=(ONE,), on_bus=BUS)
 LEFT = sample("normal", "-", bus={ONE: "rebellions"}, served=(ONE,))
 NOT_TAKEN = sample("normal", "-", bus={ONE: "rebellions", TWO: ""}, served=(ONE,))
 
@@ -61,11 +76,23 @@ NOT_TAKEN = sample("normal", "-", bus={ONE: "rebellions", TWO: ""}, served=(ONE,
         (before("normal", "missing"), sample("normal", "missing"), GOOD, "rbln2 is missing, as before the swap"),
         (before("normal", "missing"), sample("normal", "error"), GOOD, "rbln2 is error, as before the swap"),
         (before("normal", "normal"), LEFT, BAD, f"{TWO} is lost: it served before and is not on the PCI bus any more"),
-        (before("normal", "normal"), NOT_TAKEN, BAD, f"{TWO} is not served by the new driver"),
+        (before("normal", "normal"), NOT_TAKEN, BAD, f"{TWO} is without a driver now"),
         (before("normal", "normal"), sample("normal", "unclear"), UNCLEAR, "fine"),
         (before("normal", "normal"), NO_TOOL, UNCLEAR, "not in"),
         (before("normal", "normal"), replace(LEFT, on_bus=None), GOOD, "fine"),
         (before("normal", "normal"), FAILED, BAD, "exit status 1"),
+        # A device that was lost before may leave for good; one that is excluded or given away has a driver.
+        (before("normal", "missing"), NOT_TAKEN, GOOD, "fine"),
+        (before("normal", "missing"), LEFT, GOOD, "fine"),
+        (before("normal", "normal"), replace(sample("normal"), served=(ONE,)), GOOD, "fine"),
+        # What the tool reports beside single devices counts, also beside a device that was bad before.
+        (before("normal", "error"), replace(sample("-", "error"), rest=BAD, reason="1 of 2 seen"), BAD, ""),
+        (before("normal", "error"), replace(sample("normal", "error"), rest=UNCLEAR), UNCLEAR, ""),
+        (FAILED_BEFORE, sample("normal", "error"), GOOD, "rbln2 is error, unknown if that was so before the swap"),
+        (replace(before("normal", "normal"), health=BAD, rest=BAD), FAILED, BAD, "exit status 1"),
+        (replace(before("normal", "normal"), health=BAD, rest=BAD), SHORT, GOOD, "1 of 3 seen, as before the swap"),
+        (known_as(DOUBLE), DOUBLE, GOOD, "rbln1 is error, as before the swap"),
+        (known_as(DOUBLE), replace(DOUBLE, devices=(device(ONE, "error"),) * 2), BAD, "rbln1 is error"),
         # If the tool failed before, too, the new driver is no worse. If nothing was known, PCI functions are compared.
         (FAILED_BEFORE, FAILED, GOOD, "exit status 1: x, as before the swap"),
         (FAILED_BEFORE, LEFT, BAD, TWO),
@@ -131,7 +158,7 @@ def test_a_lost_device_is_listed_once_with_its_address() -> None:
         (sample("normal", "error"), (ONE,)),
         (sample("normal", "unclear"), (ONE,)),
         (replace(sample("normal", "normal"), served=(ONE,)), (ONE,)),
-        (ProbeResult(GOOD, "2 device(s)", (device("", name="a"),), served=(ONE, TWO)), (ONE, TWO)),
+        (ProbeResult(GOOD, "2 device(s)", (device("", name="a"),), served=(ONE, TWO)), (ONE, TWO, "a")),
         (ProbeResult(BAD, "a is dead", (device("", "dead", name="a"),), served=(ONE, TWO)), ()),
         (FAILED, ()),
     ],
@@ -147,7 +174,7 @@ WORDS = st.sampled_from(["normal", "error", "missing", "unclear"])
 def test_the_same_driver_again_is_never_worse(first: str, second: str) -> None:
     """So a rollback whose probe reports what the baseline reports is a success."""
     found = sample(first, second)
-    known = Baseline("boot", "1", found.health, found.reason, found.devices, found.served, found.on_bus or {})
+    known = known_as(found)
     assert of_new_driver(found, known).health is not BAD
 
 

@@ -366,9 +366,13 @@ def test_a_device_that_was_bad_before_the_swap_counts_once_it_was_healthy() -> N
     assert (world.state, result.reason) == ("healthy", "rbln1 is error, as before the swap")
     world.turns(BOTH, SICK)
     assert world.state == "suspect(1)"
-    lost = HealthWorld(baseline=before)
+    good_before = Baseline("boot-1", health=BOTH.health, devices=BOTH.devices, served=BOTH.served)
+    lost = HealthWorld(baseline=good_before)
     lost.turns(LEFT)
-    assert lost.state == "suspect(1)", "it was on the bus before the swap"
+    assert lost.state == "suspect(1)", "it served before the swap"
+    same = HealthWorld(baseline=replace(before, load="1"))
+    same.turns(SICK)
+    assert same.state == "suspect(1)", "no other driver was loaded since"
 
 
 def test_slow_is_not_bad_while_a_driver_that_was_just_loaded_settles() -> None:
