@@ -155,7 +155,7 @@ def test_a_wedge_and_its_end_are_an_event_each_and_the_state_on_the_node(watched
     (begin,), (end,) = watched.events(WEDGED), watched.events(RECOVERED)
     assert (begin["type"], end["type"]) == ("Warning", "Normal")
     said, _, path = begin["message"].partition("; evidence on the host: ")
-    assert said == "the driver does not serve its devices: npu 0 does not answer"
+    assert said == "the driver does not serve its devices: rbln-smi failed with exit status 1: npu 0 does not answer"
     assert "npu 0 does not answer" in watched.on_host(path).read_text()
     assert end["message"].startswith("the driver serves its devices again: ")
 

@@ -99,7 +99,7 @@ def test_a_probe_that_kill_does_not_reach_is_left_alone_counted_and_never_double
     wait_until(lambda: "done: withdraw the ready marker" in said(), said)
     (pid,) = tool.starts
     assert state_of(pid) == "D"
-    assert f"timed out after {REACH_S} s" in said()
+    assert "timed out" not in said(), "the first sample of a load has time, and its end is unknown"
     assert f"(process {pid}) is stuck in the kernel" in said()
     assert "suspect(2) → wedged" in said()
     assert not READY.exists()
