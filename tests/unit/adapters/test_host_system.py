@@ -581,6 +581,12 @@ def test_the_probe_of_the_driver_root_is_run(
     assert seen == [([str(path), "-j"], {"LD_PRELOAD": str(library)}, 20.0)], "at least the probe's own timeout"
 
 
+def test_a_driver_root_that_cannot_be_read_has_no_tool(machine: Machine) -> None:
+    machine.put("/opt/loop/lib/x", "")
+    (machine.root / "opt/loop/usr").symlink_to("usr")
+    assert machine.system().probe("/opt/loop", soon()).health is Health.UNKNOWN
+
+
 # mounts
 
 NO_MOUNT = ("Invalid argument", "Operation not permitted")

@@ -540,3 +540,20 @@ def test_a_new_driver_that_hangs_when_it_is_taken_out_again_is_held(module: str)
     world = made("replace_by_manager", sick={"2.0"}).on("probe", lambda one: one.given(hanging={module}))
     world.ended(FAILED, "going back failed too")
     assert JOURNAL in world.state().annotations
+
+
+# the baseline
+
+
+def test_a_driver_that_was_refused_is_no_baseline_for_the_next_run() -> None:
+    world = made("first_install_by_manager", sick={"2.0"})
+    world.ended(FAILED)
+    world.again(FAILED)
+
+
+def test_the_vendors_tool_is_asked_once_before_the_swap_however_often_the_node_changes() -> None:
+    world = made("replace_by_manager")
+    changed = Conflict("the Node changed since it was read", "Run again.")
+    world.on("patch", changed, changed, changed)
+    world.ended()
+    assert world.killer.calls.count("first probe") == 1
