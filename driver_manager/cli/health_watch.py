@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 from driver_manager.adapters.host.files import HostRoots, boot_id
 from driver_manager.adapters.host.health import HostMarks
+from driver_manager.adapters.host.notes import load_text, read_baseline
 from driver_manager.adapters.host.probe import ToolProber
 from driver_manager.adapters.kube import transport
 from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT, is_in_pod
@@ -34,7 +35,7 @@ from driver_manager.cli.session import (
 from driver_manager.core.health import WatchPolicy
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.health.watch import decode_watch_record
+from driver_manager.domain.health.watch import compared, decode_watch_record
 from driver_manager.domain.host import Health
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import Setting, Values
@@ -149,10 +150,13 @@ def _once(launch: Launch, output: str) -> int:
     clock.install()
     begun = time.monotonic()
     supervisor = Supervisor(clock, launch.roots.proc)
-    stuck = decode_watch_record(HostMarks(launch.roots, launch.profile, clock).recall(), boot_id(launch.roots)).stuck
-    if stuck is not None:
-        supervisor.inherit(stuck)
-    result = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s).sample()
+    roots, profile, this_boot = launch.roots, launch.profile, boot_id(launch.roots)
+    history = decode_watch_record(HostMarks(roots, profile, clock).recall(), this_boot)
+    if history.stuck is not None:
+        supervisor.inherit(history.stuck)
+    found = ToolProber(roots, profile, launch.driver_root, supervisor, launch.policy.timeout_s).sample()
+    before = read_baseline(roots.files(), profile.paths, this_boot)
+    result = compared(found, load_text(roots, profile.modules), before, history)
     code = _ONCE_CODES[result.health]
     body = {
         "health": result.health.value,

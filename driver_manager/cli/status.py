@@ -28,10 +28,9 @@ from driver_manager.cli.reconcile import RUN_OPTIONS, policy_for
 from driver_manager.cli.session import PartialRead, Session, log_form
 from driver_manager.core.swap.run import decide
 from driver_manager.domain import settings
-from driver_manager.domain.baseline import in_service
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode, ManagerError
-from driver_manager.domain.health.watch import HealthState, History, decode_watch_record
+from driver_manager.domain.health.watch import HealthState, History, compared, decode_watch_record
 from driver_manager.domain.host import PREVIOUS, Holder, Host, ProbeResult, StagedSlot, StagedSlots
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import Node
@@ -219,7 +218,7 @@ def _probed(session: Session, seen: DeviceHealth) -> DeviceHealth:
     root = session.values[settings.DRIVER_ROOT] or session.profile.paths.driver_root
     host = session.ports().host
     found: ProbeResult = host.probe(root, Deadline.after(PROBE_S, session.clock.monotonic))
-    result = in_service(found, host.baseline(), ())
+    result = compared(found, host.load_text(), host.baseline(), History())
     reason = seen.reason or f"{result.health.value}: {result.reason}"
     return replace(seen, source="probe", reason=reason, sampled_s=session.clock.wall(), devices=result.devices)
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager.core.ports_base import Clock, EvidenceKeeper, HealthMarks, NodeNotifier, Prober, Reporter
-from driver_manager.domain.baseline import Baseline, in_service
+from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.health.watch import (
@@ -20,6 +20,7 @@ from driver_manager.domain.health.watch import (
     Surroundings,
     active_mute,
     bounded_mute,
+    compared,
     encode_watch_record,
     is_marked_ready,
     judge_sample,
@@ -269,10 +270,7 @@ class HealthWatch:
         result = self._prober.sample(is_first=is_first)
         if result.is_slow and begun < self._settled_by_s:
             result = replace(result, health=Health.UNKNOWN)
-        before = self._baseline
-        if before is not None and before.load == self._load:  # no other driver was loaded since
-            before = None
-        return in_service(result, before, history.served if history.driver == self._load else ())
+        return compared(result, self._load, self._baseline, history)
 
     def _why_muted(self) -> str:
         """Why this turn takes no sample, "" if it takes one. The tool must not run while a run changes the driver.

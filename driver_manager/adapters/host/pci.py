@@ -49,11 +49,20 @@ def served_devices(roots: HostRoots, profile: Profile) -> ServedDevices:
     Excludes functions without a driver, with another one, given away, or excluded by the driver itself, and virtual
     ones if the tool lists none.
     """
-    found = pci_devices(roots, profile)
+    found, folder = pci_devices(roots, profile), devices_folder(roots.sys)
     listed = tuple(address for address in found if _is_served(roots, profile, address))
-    physical = tuple(one for one in listed if not (devices_folder(roots.sys) / one / "physfn").is_symlink())
-    drivers = {address: target_of(devices_folder(roots.sys) / address / "driver") for address in found}
-    return ServedDevices(listed, physical, drivers if devices_folder(roots.sys).is_dir() else None)
+    physical = tuple(one for one in listed if not (folder / one / "physfn").is_symlink())
+    drivers = {address: target_of(folder / address / "driver") for address in found}
+    return ServedDevices(listed, physical, drivers if _is_readable(folder) else None)
+
+
+def _is_readable(folder: Path) -> bool:
+    """True if the functions can be listed and identified: not so where this process may open no more files."""
+    try:
+        names = os.listdir(folder)  # noqa: PTH208  # hundreds of names, no Path for each
+    except OSError:
+        return False
+    return all(text_of(folder / name / "vendor") is not None for name in names)
 
 
 def _is_served(roots: HostRoots, profile: Profile, address: str) -> bool:

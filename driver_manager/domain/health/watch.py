@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from driver_manager.domain import events
-from driver_manager.domain.baseline import Baseline
-from driver_manager.domain.host import RECOVERY, DeviceVerdict, Health, Marker
+from driver_manager.domain.baseline import Baseline, in_service
+from driver_manager.domain.host import RECOVERY, DeviceVerdict, Health, Marker, ProbeResult
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.node import Node
 from driver_manager.domain.profile import NodeKeys
@@ -562,6 +562,16 @@ def _process(body: Fields) -> Owner:
         start_ticks=body.whole("startTicks"),
         pid_namespace=body.whole("pidNamespace"),
     )
+
+
+def compared(result: ProbeResult, load: str, before: Baseline | None, history: History) -> ProbeResult:
+    """`result` of the driver of load `load`, compared with what served since that load and before the last swap.
+
+    A baseline of this load does not count: the swap that recorded it loaded no other driver.
+    """
+    if before is not None and before.load == load:
+        before = None
+    return in_service(result, before, history.served if history.driver == load else ())
 
 
 def decode_watch_record(text: str, boot_id: str) -> History:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import stat
 import time
 from collections.abc import Callable, Sequence
@@ -212,6 +213,18 @@ def test_a_function_that_is_given_away_is_not_the_drivers_to_serve(
     assert served.physical == (() if is_virtual else served.listed)
     assert served.on_bus == {"0000:01:00.0": driver}
     assert pci_devices(tree.roots, profile) == ("0000:01:00.0",)
+
+
+def test_a_bus_that_this_process_cannot_read_is_not_an_empty_one(tree: Tree) -> None:
+    tree.pci("0000:01:00.0", "0x1eff", "0x120000")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        served = served_devices(tree.roots, PROFILES["rebellions"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert served.on_bus is None
+    assert served_devices(tree.roots, PROFILES["rebellions"]).on_bus == {"0000:01:00.0": ""}
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from driver_manager.adapters.host.notes import load_text
 from driver_manager.adapters.process import supervisor
 from driver_manager.adapters.process.tools import this_process
 from driver_manager.cli.main import run
+from driver_manager.domain.baseline import Baseline, encode
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.health.watch import History, encode_watch_record
+from driver_manager.domain.host import DeviceVerdict, Health
 from tests.support.fakes.ascend_tree import AscendTree
+from tests.support.fakes.builders import PROFILES
+from tests.support.fakes.host_documents import roots_of
 from tests.support.fakes.host_folders import is_alive
+from tests.support.fakes.npu_smi_tool import ADDRESSES
 from tests.support.fakes.pace import patient
 
 
@@ -73,6 +80,31 @@ def test_a_tool_gets_the_right_verdict(tree: AscendTree, capfd: pytest.CaptureFi
     assert said in body["reason"]
     assert tree.is_ready, "a look changes nothing"
     assert tree.marker is None
+
+
+BAD_BEFORE = DeviceVerdict("npu 0 chip 0", Health.UNHEALTHY, "Critical", ADDRESSES[0])
+LOADED = "1"
+"""Stands for the load of the driver that runs now."""
+
+
+@pytest.mark.parametrize(
+    ("before", "mood", "health", "reason"),
+    [
+        (Baseline("boot-1", load="earlier", devices=(BAD_BEFORE,)), "critical", "healthy", "as before the swap"),
+        (Baseline("boot-1", load=LOADED, devices=(BAD_BEFORE,)), "critical", "unhealthy", "Critical"),
+        (Baseline("boot-0", load="earlier", devices=(BAD_BEFORE,)), "critical", "unhealthy", "Critical"),
+        (Baseline("boot-1", load="earlier", served=("0000:ff:00.0",)), "healthy", "unhealthy", "0000:ff:00.0 is lost"),
+    ],
+)
+def test_one_sample_is_compared_with_the_last_swap_as_the_loops_samples_are(  # a table
+    tree: AscendTree, capfd: pytest.CaptureFixture[str], before: Baseline, mood: str, health: str, reason: str
+) -> None:
+    profile = PROFILES["ascend"]
+    load = load_text(roots_of(tree.root), profile.modules) if before.load == LOADED else before.load
+    tree.put(profile.paths.baseline.lstrip("/"), encode(replace(before, load=load)))
+    tree.tool.be(mood)
+    body = once(tree, capfd)
+    assert (body["health"], reason in body["reason"]) == (health, True)
 
 
 def test_another_driver_root_can_be_named(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
