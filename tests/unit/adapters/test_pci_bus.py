@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from driver_manager.adapters.host import pci as pci_bus
 from driver_manager.adapters.host.pci import LinuxPciDevices, machines_of, read_bus
+from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.domain.errors import ModuleFailed, ModuleStuck
 from driver_manager.domain.pci import PciBus, PciFunction
 from driver_manager.domain.profile import Passthrough
 from driver_manager.sandbox.host import PciTree
 from tests.support.fakes.builders import PROFILE
-from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.deadlines import soon
 from tests.support.fakes.host_folders import KERNEL, Tree
 
@@ -137,7 +137,7 @@ def loaded() -> list[str]:
 
 @pytest.fixture
 def port(host: Tree, loaded: list[str]) -> LinuxPciDevices:
-    return LinuxPciDevices(host.roots, PROFILE, FakeClock(), lambda name, _: loaded.append(name))
+    return LinuxPciDevices(host.roots, PROFILE, SystemClock(), lambda name, _: loaded.append(name))
 
 
 def test_what_is_written_is_what_the_kernel_is_told(kernel: PciTree, port: LinuxPciDevices, loaded: list[str]) -> None:
