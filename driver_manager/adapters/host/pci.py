@@ -49,20 +49,13 @@ def served_devices(roots: HostRoots, profile: Profile) -> ServedDevices:
     Excludes functions without a driver, with another one, given away, or excluded by the driver itself, and virtual
     ones if the tool lists none.
     """
-    found, folder = pci_devices(roots, profile), devices_folder(roots.sys)
+    folder = devices_folder(roots.sys)
+    vendors = _vendors(folder)
+    found = _accelerators(folder, vendors or {}, profile)
     listed = tuple(address for address in found if _is_served(roots, profile, address))
     physical = tuple(one for one in listed if not (folder / one / "physfn").is_symlink())
     drivers = {address: target_of(folder / address / "driver") for address in found}
-    return ServedDevices(listed, physical, drivers if _is_readable(folder) else None)
-
-
-def _is_readable(folder: Path) -> bool:
-    """True if the functions can be listed and identified: not so where this process may open no more files."""
-    try:
-        names = os.listdir(folder)  # noqa: PTH208  # hundreds of names, no Path for each
-    except OSError:
-        return False
-    return all(text_of(folder / name / "vendor") is not None for name in names)
+    return ServedDevices(listed, physical, drivers if vendors is not None and None not in vendors.values() else None)
 
 
 def _is_served(roots: HostRoots, profile: Profile, address: str) -> bool:
@@ -85,11 +78,24 @@ def _is_excluded(roots: HostRoots, probe: Probe, address: str) -> bool:
 def pci_devices(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
     """PCI addresses of the vendor's accelerators, by vendor id and class (sysfs-bus-pci)."""
     folder = devices_folder(roots.sys)
-    return tuple(name for name in sorted(names_in(folder)) if _is_accelerator(folder / name, profile))
+    return _accelerators(folder, _vendors(folder) or {}, profile)
 
 
-def _is_accelerator(device: Path, profile: Profile) -> bool:
-    if pci_value(device / "vendor") != profile.pci_vendor:
+def _vendors(folder: Path) -> dict[str, str | None] | None:
+    """The vendor id of each function by address, None for one that cannot be read; None if the bus cannot be listed."""
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208  # hundreds of names, no Path for each
+    except OSError:
+        return None
+    return {name: text_of(folder / name / "vendor") for name in names}
+
+
+def _accelerators(folder: Path, vendors: Mapping[str, str | None], profile: Profile) -> tuple[str, ...]:
+    return tuple(name for name, vendor in vendors.items() if _is_accelerator(folder / name, vendor or "", profile))
+
+
+def _is_accelerator(device: Path, vendor: str, profile: Profile) -> bool:
+    if _digits(vendor) != profile.pci_vendor:
         return False
     if profile.pci_devices and pci_value(device / "device") not in profile.pci_devices:
         return False
@@ -98,7 +104,11 @@ def _is_accelerator(device: Path, profile: Profile) -> bool:
 
 def pci_value(path: Path) -> str:
     """The number in an attribute file of a function, as lower-case hexadecimal digits; "" if it cannot be read."""
-    return (text_of(path) or "").removeprefix("0x").lower()
+    return _digits(text_of(path) or "")
+
+
+def _digits(number: str) -> str:
+    return number.removeprefix("0x").lower()
 
 
 # The vendor's functions on the PCI bus with their drivers and IOMMU groups, from sysfs.
