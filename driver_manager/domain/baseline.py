@@ -21,6 +21,8 @@ REASON_CHARS = 400
 MAX_DEVICES = 256
 DEVICE_CHARS = 200
 AS_BEFORE = "as before the swap"
+SICK, LOST = 1, 2
+"""Ranks of bad devices. The higher one is worse."""
 
 
 class Baseline(Struct, frozen=True):
@@ -98,7 +100,7 @@ def of_new_driver(result: ProbeResult, before: Baseline | None) -> ProbeResult:
         fails = not result.devices or any(not one.is_lost for one in bad) or (not bad and not result.served)
         is_left = result.health is Health.UNHEALTHY and not fails and not result.is_slow
         return replace(result, health=Health.HEALTHY) if is_left else result
-    served = [one for one in before.served if _ranks(before.devices, one)[:1] != [2]]
+    served = [one for one in before.served if _worst(before.devices, one) < LOST]
     on_bus = result.on_bus or {}
     lost = [_lost(one, "without a driver now") for one in served if on_bus.get(one, "?") == ""]
     listed = {_key(one) for one in result.devices}
@@ -121,7 +123,7 @@ def in_service(result: ProbeResult, before: Baseline | None, served: Collection[
     device that was bad before the swap does not count until it has been healthy once. `served` of the result are the
     keys of the devices that are healthy now.
     """
-    worked = [one for one in before.served if not _ranks(before.devices, one)[:1] > [0]] if before is not None else []
+    worked = [one for one in before.served if not _worst(before.devices, one)] if before is not None else []
     gone = _left_bus(result, {*worked, *served})
     compared = _compared(result, before or Baseline(""), served, gone)
     return replace(compared, served=_healthy(result))
@@ -196,10 +198,17 @@ def _key(device: DeviceVerdict) -> str:
 
 
 def _rank(device: DeviceVerdict) -> int:
-    """0 for a device that works or whose health is unknown, 1 for a sick one, 2 for a lost one."""
-    return 0 if device.health is not Health.UNHEALTHY else 2 if device.is_lost else 1
+    """0 for a device that works or whose health is unknown, else SICK or LOST."""
+    if device.health is not Health.UNHEALTHY:
+        return 0
+    return LOST if device.is_lost else SICK
 
 
 def _ranks(devices: Iterable[DeviceVerdict], key: str) -> list[int]:
     """The ranks of the devices with this key, the worst first: a function may hold several."""
     return sorted((_rank(one) for one in devices if _key(one) == key), reverse=True)
+
+
+def _worst(devices: Iterable[DeviceVerdict], key: str) -> int:
+    """The rank of the worst device with this key, 0 if none is bad."""
+    return max(_ranks(devices, key), default=0)
