@@ -12,7 +12,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -167,9 +166,13 @@ class Command:
 
     def recorded(self, record: Path, *arguments: str, kill_at: int = -1, **env: str) -> Ended:
         """Run it to its end with its effects in `record`, one line each; killed right before number `kill_at`."""
-        recorder = Recorder(Surroundings("/", str(self._folder), str(self._folder)), str(record), kill_at)
+        around = Surroundings("/", str(self._folder), str(self._folder))
         record.unlink(missing_ok=True)
-        before = partial(sys.addaudithook, recorder)
+
+        def before() -> None:
+            # In the child, because the recorder kills the process that has made it.
+            sys.addaudithook(Recorder(around, str(record), kill_at))
+
         return Forked(arguments, self.environment(**env), self._folder, before).end()
 
     def run(self, *arguments: str, **env: str) -> Ended:
