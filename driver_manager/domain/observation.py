@@ -34,7 +34,8 @@ class Observation(Struct, frozen=True):
     """The facts that one decision needs, read once. `host` is None if the program does not run on the node.
 
     `owner_alive` is None if unknown. `claims` and `holders` are empty unless a run is about to replace the driver, and
-    `group_holders`, who have an IOMMU group open, unless it is to change hands. `digest` is the wanted driver's,
+    `group_holders`, who have an IOMMU group open, unless it is to change hands. `has_read_holders`: `holders` were read
+    then. `digest` is the wanted driver's,
     `installed_digest` what the container of our own pod records if it differs. `enclosing_uid` is the pod in whose
     cgroup we run, "" if unknown. `has_unread_claims`: pods hold claims that may not be read; no pod is evicted for
     them. `refused` are fields that `journal` omits. `baseline` is what the new driver will be compared with, None
@@ -54,6 +55,7 @@ class Observation(Struct, frozen=True):
     installed_digest: str = ""
     claims: tuple[Claim, ...] = ()
     holders: tuple[Holder, ...] = ()
+    has_read_holders: bool = False
     enclosing_uid: str = ""
     has_unread_claims: bool = False
     at: Moment = field(default_factory=Moment)

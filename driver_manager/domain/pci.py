@@ -27,7 +27,8 @@ class PciFunction(Struct, frozen=True):
     space, `vfio_driver` the driver in that module. `is_auxiliary`: it is not an accelerator but another function in the
     slot of one, and moves with it. `is_stuck`: the kernel is binding or unbinding it and does not finish; `override`
     and `virtual_count` are unknown then, and no driver that knows the function can be loaded. `own_node` is the name of
-    its device node below /dev/vfio/devices, if the kernel makes one for each function (iommufd).
+    its device node below /dev/vfio/devices, if the kernel makes one for each function (iommufd). `console` is the name
+    of its framebuffer, if the kernel's console is on it.
     """
 
     address: str
@@ -42,6 +43,7 @@ class PciFunction(Struct, frozen=True):
     is_auxiliary: bool = False
     is_stuck: bool = False
     own_node: str = ""
+    console: str = ""
 
     @property
     def user_nodes(self) -> frozenset[str]:

@@ -142,9 +142,17 @@ def read_bus(roots: HostRoots, profile: Profile, kernel: str, *, picks_vfio: boo
     functions = [_function(folder / address, modules, is_auxiliary=address in auxiliary) for address in addresses]
     # A profile without passthrough needs no guarded file, so no child.
     known = _guarded([folder / address for address in addresses]) if profile.passthrough is not None else {}
-    return PciBus(
-        tuple(replace(one, **known.get(one.address, {})) for one in functions), _neighbours(roots.sys, functions)
-    )
+    consoles = _consoles(roots.sys / "class")
+    found = (replace(one, **known.get(one.address, {}), console=consoles.get(one.address, "")) for one in functions)
+    return PciBus(tuple(found), _neighbours(roots.sys, functions))
+
+
+def _consoles(classes: Path) -> dict[str, str]:
+    """The framebuffers by PCI address, if the kernel's console is on them (Documentation/driver-api/console, fbcon)."""
+    consoles = (classes / "vtconsole" / name for name in names_in(classes / "vtconsole"))
+    if not any("frame buffer" in (text_of(one / "name") or "") and text_of(one / "bind") == "1" for one in consoles):
+        return {}
+    return {target_of(classes / "graphics" / name / "device"): name for name in names_in(classes / "graphics")}
 
 
 def _guarded(paths: list[Path]) -> dict[str, dict[str, Any]]:

@@ -180,7 +180,7 @@ class Waits:
                 deadline, pids = self._context.deadline.within(step.timeout_s), frozenset(step.pids)
                 in_use = f"device in use: {several(step.holders, '; ')}"
                 with progress_logged(ports.clock, ports.reporter, deadline, lambda: in_use):
-                    self._until_released(pids, frozenset(step.coming), deadline)
+                    self._until_released(pids, deadline, by_kernel=step.by_kernel)
             case WaitForStuckPods():
                 self._for_stuck_pods(step)
             case WaitAfterFailure():
@@ -196,10 +196,11 @@ class Waits:
             return False
         return any(holder.how != UNREAD for holder in held)
 
-    def _until_released(self, pids: frozenset[int], coming: frozenset[str], deadline: Deadline) -> None:
-        """Return once no process in `pids` holds the device and no module in `coming` is in init, or at the deadline.
+    def _until_released(self, pids: frozenset[int], deadline: Deadline, *, by_kernel: bool) -> None:
+        """Return once no process in `pids` holds the device, or at the deadline.
 
-        Processes are read when the modules' reference count changes, and every HOLDERS_POLL_S.
+        `by_kernel`: also not while a module has users and no process has the device open. Processes are read when the
+        modules' reference count changes, and every HOLDERS_POLL_S.
         """
         count, next_read = self._count(), deadline.within(HOLDERS_POLL_S)
         while not deadline.is_over:
@@ -208,8 +209,9 @@ class Waits:
             if now == count and not next_read.is_over:
                 continue
             count, next_read = now, deadline.within(HOLDERS_POLL_S)
-            is_loading = any(one.is_coming for name, one in self._ports.host.modules().items() if name in coming)
-            if not is_loading and pids.isdisjoint(pid for pid, _ in self._holders(count)):
+            found = self._holders(count)
+            is_explained = not by_kernel or not count or bool(found)
+            if is_explained and pids.isdisjoint(pid for pid, _ in found):
                 return
 
     def _for_stuck_pods(self, step: WaitForStuckPods) -> None:

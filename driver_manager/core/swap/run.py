@@ -334,17 +334,18 @@ def read_holders(situation: Situation, ports: Ports) -> Situation:
         claims = None
     count = users_of(situation.host.modules)
     holders: tuple[Holder, ...] = ()
+    has_read = False
     if count:
         try:
             deadline = Deadline.after(HOLDERS_S, ports.clock.monotonic)
-            holders = named(ports.host.holders(deadline, count), obs.pods.pods)
+            holders, has_read = named(ports.host.holders(deadline, count), obs.pods.pods), True
         except ManagerError as error:
             ports.reporter.warn(f"unknown which processes have the device open: {error.what}")
     for holder in holders:
         if holder.how == UNREAD:
             ports.reporter.warn(str(holder))
-    obs = replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None)
-    return replace(situation, obs=obs)
+    obs = replace(obs, claims=claims or (), has_unread_claims=claims is None)
+    return replace(situation, obs=replace(obs, holders=holders, has_read_holders=has_read))
 
 
 def _baseline(situation: Situation, ports: Ports) -> Baseline:

@@ -384,8 +384,8 @@ def is_operand(pod: Pod, profile: Profile) -> bool:
     """
     if asks_by_itself(pod):
         return False
-    prefix, last = profile.deploy.prefix, profile.deploy.last_keys
-    return any((prefix and key.startswith(prefix)) or key in last for key in pod.selector_keys)
+    prefix, whole = profile.deploy.prefix, {*profile.deploy.last_keys, *profile.deploy.on_unless_false}
+    return any((prefix and key.startswith(prefix)) or key in whole for key in pod.selector_keys)
 
 
 def _asks_for(pod: Pod, claims: Mapping[tuple[str, str], Claim], profile: Profile, rules: EvictionRules) -> str:

@@ -34,6 +34,7 @@ from driver_manager.domain.pods.workloads import (
     workloads,
 )
 from driver_manager.domain.selectors import Selector
+from driver_manager.domain.swap.preflight import users_in_kernel
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE
 from driver_manager.domain.swap.steps import (
     AnyStep,
@@ -286,22 +287,33 @@ def wait_for_holders(situation: Situation, found: tuple[Workload, ...]) -> tuple
     """
     held = holders_in_the_way(situation, found)
     coming = tuple(name for name, module in situation.host.modules.items() if module.is_coming)
-    if not held and not coming:
+    in_kernel = () if coming else users_in_kernel(situation)
+    if not held and not coming and not in_kernel:
         return ()
     if HOLDERS in situation.waited:
-        raise _busy(situation, held, found) if held else _still_loading(situation, coming)
+        raise _busy(situation, held, found) if held else _busy_in_kernel(situation, coming, in_kernel)
     pids = tuple(dict.fromkeys(holder.pid for holder in held))
-    named = (*map(str, held), *(f"the init function of module {name}" for name in coming))
+    inits = (f"the init function of module {name}" for name in coming)
+    named = (*map(str, held), *inits, *(f"the use of {one} by the kernel itself" for one in in_kernel))
+    by_kernel = bool(coming or in_kernel)
     timeout_s = situation.policy.device_free_timeout_s
-    wait = WaitForHolders(pids, named, timeout_s, is_undisturbed(situation), coming)
-    return (wait, PlanAgain(HOLDERS))
+    return (
+        WaitForHolders(pids, named, timeout_s, is_undisturbed(situation), by_kernel=by_kernel),
+        PlanAgain(HOLDERS),
+    )
 
 
-def _still_loading(situation: Situation, coming: tuple[str, ...]) -> DriverBusy:
+def _busy_in_kernel(situation: Situation, coming: tuple[str, ...], in_kernel: tuple[str, ...]) -> DriverBusy:
     end = "; no pod was disturbed" if is_undisturbed(situation) else ""
+    if coming:
+        return DriverBusy(
+            f"module {several(coming)} is still being loaded: its init function has not returned{end}",
+            "Look at the kernel log (dmesg). If it never returns, only a reboot or a power cycle ends it.",
+        )
     return DriverBusy(
-        f"module {several(coming)} is still being loaded: its init function has not returned{end}",
-        "Look at the kernel log (dmesg). If it never returns, only a reboot or a power cycle ends it.",
+        f"the kernel uses the driver, and no process has a device open: {several(in_kernel)}{end}",
+        "Find what the kernel needs it for: an export to another driver (DMA-BUF, peer memory), an open file in a "
+        "socket or in io_uring. If nothing can be found, drain and reboot the node.",
     )
 
 

@@ -81,7 +81,7 @@ def _with_workload(env: Mapping[str, str], scene: NodeScene) -> ForkedCommand:
 
 
 def _with_holder(scene: NodeScene) -> ForkedCommand:
-    scene.command_runner.tree.hold_device()
+    scene.command_runner.hold_unread()
     return scene.start()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from driver_manager.domain.errors import ApiUnavailable, Conflict, NodeMissing, WatchExpired
+from driver_manager.domain.host import Holder
 from driver_manager.domain.node import (
     FIELD_MANAGER,
     Claim,
@@ -251,9 +252,10 @@ class FakeCluster:
         self.version += 1
         self.compacted_below = self.version
 
-    def device_users(self) -> int:
-        operands = sum(1 for uid in self.listed if uid in self.owner_of and self.owner_of[uid].uses_device)
-        return operands + sum(1 for uid in self.listed if uid in self.tenants and self.tenants[uid].uses_device)
+    def device_holders(self) -> tuple[Holder, ...]:
+        owners: dict[str, DaemonSet | Tenant] = {**self.owner_of, **self.tenants}
+        users = (uid for uid in self.listed if uid in owners and owners[uid].uses_device)
+        return tuple(Holder(1, "user", "/dev/rbln0", "open", pod_uid=uid) for uid in users)
 
     def react(self) -> None:
         labels = self.current.labels if self.current is not None else {}

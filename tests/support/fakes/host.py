@@ -15,6 +15,7 @@ from driver_manager.domain.baseline import Baseline, baseline_of_boot
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.host import (
+    UNREAD,
     DriverSource,
     Health,
     Holder,
@@ -39,6 +40,7 @@ from tests.support.fakes.slots import FakeSlots
 KERNEL = "6.1.0-fake"
 VERMAGIC = f"{KERNEL} SMP mod_unload"
 TMPFS = "/run/"
+DEVICE = "/dev/rbln0"
 
 
 @dataclass
@@ -47,12 +49,13 @@ class FakeHost:
 
     `offers` is the driver version by root. `dying_services` end soon after their start with these versions. `needs`
     names what each module depends on; no root has those in `lacking`. Modules in `hanging` do not end their exit
-    functions: they stay in `leaving` until a reboot.
+    functions: they stay in `leaving` until a reboot. `kernel_users` are users of modules that are no process; users
+    that are, and of which no holder is known, have no readable /proc.
     """
 
     killer: Killer
     profile: Profile
-    users: Callable[[], int] = lambda: 0
+    holding: Callable[[], tuple[Holder, ...]] = tuple
     machine_id: str = "machine"
     boots: int = 1
     loaded: dict[str, str] = field(default_factory=dict)
@@ -64,6 +67,7 @@ class FakeHost:
     mounts: list[str] = field(default_factory=list)
     host_driver: str = ""
     stuck_users: dict[str, int] = field(default_factory=dict)
+    kernel_users: dict[str, int] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     sick: set[str] = field(default_factory=set)
     has_device_nodes: bool = True
@@ -211,7 +215,9 @@ class FakeHost:
 
     def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
         with self.killer.call("holders"):
-            return self.known_holders
+            unread = () if self.known_holders else (Holder(1, "unread", "", UNREAD),) * len(self.stuck_users)
+            services = (Holder(1, "", DEVICE, "open", service=name) for name, runs in self.services.items() if runs)
+            return (*self.known_holders, *self.holding(), *services, *unread)
 
     def stop_service(self, name: str, deadline: Deadline) -> None:
         with self.killer.call(f"stop {name}", effect=True):
@@ -406,9 +412,9 @@ class FakeHost:
         there = {*self.loaded, *self.leaving}
         for name, version in self.loaded.items():
             holders = tuple(sorted(other for other in there if name in self.needs.get(other, ())))
-            users = self.stuck_users.get(name, 0)
+            users = self.stuck_users.get(name, 0) + self.kernel_users.get(name, 0)
             if name == self.root:
-                users += self.users() + sum(self.services.values())
+                users += len(self.holding()) + sum(self.services.values())
             found[name] = Module(name, version, len(holders) + users, holders)
         return found
 

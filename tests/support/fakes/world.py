@@ -70,7 +70,7 @@ class Place:
         self.clock = FakeClock(self.killer)
         self.reporter = RecordingReporter()
         self.cluster = cluster(self.killer, self.clock, node() if known is None else known, daemon_sets)
-        self.host = FakeHost(self.killer, profile, self.cluster.device_users)
+        self.host = FakeHost(self.killer, profile, self.cluster.device_holders)
         for pod in pods:
             self.cluster.add_pod(pod)
 

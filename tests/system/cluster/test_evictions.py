@@ -111,7 +111,7 @@ def test_after_a_failure_the_next_run_waits_until_it_is_told_to_end_or_a_deploy_
     one: CommandRunner, placed: Operands
 ) -> None:
     note, exporter = one.tree.root / NOTE.lstrip("/"), placed.deploy_labels["metrics-exporter"]
-    one.tree.hold_device()
+    one.hold_unread()
     failed = one.reconcile(DEVICE_FREE_TIMEOUT="1s")
     assert (failed.code, "the device is still in use" in failed.last_line) == (4, True), failed.err
     told = json.loads(note.read_text())

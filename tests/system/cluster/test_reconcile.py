@@ -164,7 +164,7 @@ def test_what_failed_and_what_to_do_are_two_sentences_in_event_and_termination_m
     runner_for: RunnerFactory,
 ) -> None:
     one = runner_for(ALL_LABELS)
-    one.tree.hold_device()
+    one.hold_unread()
     ended = one.reconcile(DEVICE_FREE_TIMEOUT="0s")
     assert ended.code == 4, ended.err
     without = r"users were without [a-z ]+ for \d+\.\d s\b.*"
@@ -323,7 +323,7 @@ def serving(runner_for: RunnerFactory) -> CommandRunner:
 
 def test_a_host_service_is_stopped_for_the_swap_and_runs_after_it_and_after_a_failure(serving: CommandRunner) -> None:
     tree = serving.tree
-    tree.hold_device()
+    serving.hold_unread()
     failed = serving.reconcile("--stop-host-services", "-o", "json", DEVICE_FREE_TIMEOUT="0s")
     body = json.loads(failed.out)
     assert (body["exitCode"], "error" in body, "remedy" in body) == (4, True, True)
@@ -343,7 +343,7 @@ def test_a_killed_runs_service_is_started_on_its_host_and_from_no_other_machine(
     serving: CommandRunner, by_hand: bool
 ) -> None:
     tree, node = serving.tree, serving.node
-    tree.hold_device()
+    serving.hold_unread()
     run = serving.start("reconcile-driver-state", "--stop-host-services")
     wait_until(lambda: tree.services == ["sshd.service"], "the service is stopped")
     run.kill()

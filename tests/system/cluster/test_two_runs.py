@@ -208,7 +208,7 @@ def test_at_every_moment_a_second_run_is_refused_and_one_that_takes_over_is_not_
 def test_two_that_start_at_the_same_instant_never_both_take_the_node(scene: NodeScene) -> None:
     winners = set()
     for _ in range(ROUNDS):
-        scene.command_runner.tree.hold_device()
+        scene.command_runner.hold_unread()
         pair = [scene.start(*AGAIN, env=env, orders=Orders(stops=("0 before",))) for env in ({}, BY_HAND)]
         assert all(run.wait_stopped() for run in pair)
         for run in pair:
@@ -246,7 +246,7 @@ def test_a_driver_that_only_a_reboot_changes_is_loaded_by_one_run_at_a_time(worl
 
 def superseded_by_a_force_deleted_pod(scene: NodeScene, mutant: str = "") -> tuple[Ended, Ended, bool]:
     """The first run's pod is gone by force, and the process is not; the run of the next pod takes the node."""
-    scene.command_runner.tree.hold_device()
+    scene.command_runner.hold_unread()
     scene.mutant = mutant
     first = scene.start(*AGAIN)
     first.wait_log("device in use")
@@ -276,7 +276,7 @@ def test_a_run_that_sleeps_while_its_node_is_given_back_by_hand_leaves_the_drive
     refused = scene.start("--take-over", command="restore", env=BY_HAND, orders=IMPATIENT).end()
     assert (refused.code, "another run is changing the driver" in refused.err) == (11, True)
     first.kill()
-    scene.command_runner.tree.hold_device()
+    scene.command_runner.hold_unread()
     second = scene.start(*AGAIN)
     second.wait_log("device in use")
     second.stop()

@@ -154,7 +154,7 @@ def test_a_run_that_is_told_to_end_is_no_failure(node: ByHand) -> None:
         run.stderr.close()
     assert figures(node).runs == {"10": 1}
     assert figures(node).failures_in_a_row == 0
-    assert figures(node).step_seconds["wait for device"] > 0
+    assert figures(node).step_seconds["wait for holders"] > 0
 
 
 @pytest.mark.submission

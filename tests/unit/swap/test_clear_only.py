@@ -84,13 +84,13 @@ class Clearing:
         if self.driver is None or self.driver.deleting:
             return
         self.was_at_work = self.world.host.is_at_work
-        self.users_at_restart = self.world.cluster.device_users()
+        self.users_at_restart = len(self.world.cluster.device_holders())
         self.world.cluster.stop(self.driver, STOPS_S)
         self.world.clock.after(STOPS_S, self._succeed)
 
     def _succeed(self) -> None:
         world = self.world.given(known_holders=(), stuck_users={})
-        if not world.cluster.device_users() and not self.bystanders:
+        if not world.cluster.device_holders() and not self.bystanders:
             world.given(loaded={}, mounts=[])
         world.cluster.add_pod(replace(driver_pod(), name=NEW, uid=NEW))
 

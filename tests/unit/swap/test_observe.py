@@ -485,24 +485,21 @@ def test_a_run_whose_first_list_shows_no_operand_yet_ends_like_any_other(
 
 def test_a_pod_that_took_anothers_place_before_the_pause_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     world = made("replace_with_claims")
-    observe, unload, placed = world.observe, world.host.unload, list[list[str]]()
+    unload, placed = world.host.unload, list[list[str]]()
 
     def operands() -> list[str]:
         return [uid for uid in world.cluster.listed if uid in world.cluster.owner_of]
 
-    def observe_and_restart() -> Observation:
-        obs = observe()
+    def restart(_: World) -> None:
         for uid in operands():
             world.cluster.remove_pod(uid)
-        return obs
 
     def unload_among(name: str, deadline: Deadline) -> None:
         placed.append(operands())
         unload(name, deadline)
 
-    monkeypatch.setattr(world, "observe", observe_and_restart)
     monkeypatch.setattr(world.host, "unload", unload_among)
-    world.ended()
+    world.on("holders", restart, after=True).ended()
     assert placed == [[], []]
 
 
