@@ -305,7 +305,8 @@ class ModuleFile(Struct, frozen=True):
 
     `layout_matches`: True if its checksum of `module_layout` is that of this kernel, which then accepts a module built
     for another release (kernel/module/version.c, check_modstruct_version). `flags_match`: True if the rest of its
-    vermagic (SMP, preempt, …) equals that of the host's own modules. `unread` is why modinfo failed, "" if it did not.
+    vermagic (SMP, preempt, …) equals that of the host's own modules. `has_known_key`: this kernel has a key of the name
+    of its signer. `unread` is why modinfo failed, "" if it did not.
     `stamp` changes if the file is replaced or written; "" if unknown.
     """
 
@@ -314,6 +315,7 @@ class ModuleFile(Struct, frozen=True):
     version: str = ""
     vermagic: str = ""
     is_signed: bool | None = None
+    has_known_key: bool = False
     layout_matches: bool | None = None
     flags_match: bool | None = None
     missing_dependencies: tuple[str, ...] = ()
@@ -379,7 +381,8 @@ class DriverSource(Struct, frozen=True):
     else it is empty, and the run loads `modules` and `load_order` with modprobe. `refusal` is why modprobe would refuse
     them, "" if it would not. `options` are the options that the host's modprobe.d sets for these modules and their
     dependencies. `load_order` are the modules here for which the profile sets an order. `given` has more options by
-    module, from the profile and from the driver before; they come before `options`, so `options` override them.
+    module, from the modprobe.d of the root itself, and in a step from the profile and the driver before; they come
+    before `options`, so `options` override them.
     """
 
     root: str

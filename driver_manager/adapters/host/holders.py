@@ -41,8 +41,30 @@ NAME = 3
 COMM_LETTERS = 15
 """Maximum length of the kernel's process name (TASK_COMM_LEN, proc(5)). A name of this length may be cut."""
 
-Nodes = dict[str, int | None]
-"""Device numbers by path, None for a file that is not a character device."""
+BY_NUMBER = "/dev/char/"
+"""Begins a pattern that names devices by number, MAJOR:MINOR or MAJOR:*. A container may have a node that the host's
+/dev lacks."""
+
+
+class Nodes(Struct):
+    """The device numbers of the driver's nodes in the host's /dev by path, None for a file that is not a character
+    device, and more numbers: whole majors, and single devices."""
+
+    by_path: dict[str, int | None] = field(default_factory=dict)
+    majors: set[int] = field(default_factory=set)
+    numbers: set[int] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.by_path or self.majors or self.numbers)
+
+    def named(self, number: int | None, seen_as: str) -> Iterator[str]:
+        """The paths of the node with this number; `seen_as` for one that the host's /dev does not have."""
+        if number is None:
+            return
+        paths = [path for path, device in self.by_path.items() if device == number]
+        yield from paths
+        if not paths and (number in self.numbers or os.major(number) in self.majors):
+            yield seen_as
 
 
 LOOK_S = 20.0
@@ -81,7 +103,7 @@ def find_holders(
     """
     if not any(name == "self" or name.isdigit() for name in names_in(proc)):
         raise ConfigError(f"{proc} shows no process", "Run as root with the host's /proc (PROC_ROOT).")
-    nodes = {f"/dev/{node.relative_to(dev)}": _device(node) for node in device_nodes(dev, patterns)}
+    nodes = _nodes(dev, patterns)
     pids = _pids(proc) if nodes else []
     looks = looks or Looks()
     opened = looks.at(pids, lambda pid: sorted(_open_nodes(proc / str(pid), nodes)))
@@ -110,6 +132,17 @@ def device_nodes(dev: Path, patterns: tuple[str, ...]) -> list[Path]:
     return [node for pattern in patterns for node in dev.glob(pattern.removeprefix("/dev/"))]
 
 
+def _nodes(dev: Path, patterns: tuple[str, ...]) -> Nodes:
+    by_name = tuple(one for one in patterns if not one.startswith(BY_NUMBER))
+    nodes = Nodes({f"/dev/{node.relative_to(dev)}": _device(node) for node in device_nodes(dev, by_name)})
+    for pattern in patterns:
+        if pattern.startswith(BY_NUMBER):
+            major, _, minor = pattern.removeprefix(BY_NUMBER).partition(":")
+            nodes.majors |= {int(major)} if minor == "*" else set()
+            nodes.numbers |= {os.makedev(int(major), int(minor))} if minor != "*" else set()
+    return nodes
+
+
 def _device(node: Path) -> int | None:
     """The device number of a character device, None for any other file."""
     try:
@@ -133,19 +166,15 @@ def _node_of(link: str, nodes: Nodes) -> Iterator[str]:
         target = os.readlink(link)  # noqa: PTH115  # a hundred thousand of them
     except OSError:
         return
-    if target in nodes:
+    name = target.removesuffix(DELETED)
+    if target in nodes.by_path:
         yield target
-    elif target.startswith("/dev/") or target.rpartition("/")[2].removesuffix(DELETED) in _base_names(nodes):
-        yield from _same_device(Path(link), nodes)
-
-
-def _same_device(path: Path, nodes: Nodes) -> Iterator[str]:
-    number = _device(path)
-    yield from (node for node, device in nodes.items() if number is not None and device == number)
+    elif target.startswith("/dev/") or name.rpartition("/")[2] in _base_names(nodes):
+        yield from nodes.named(_device(Path(link)), name)
 
 
 def _base_names(nodes: Nodes) -> set[str]:
-    return {node.rpartition("/")[2] for node in nodes}
+    return {node.rpartition("/")[2] for node in nodes.by_path}
 
 
 def _mapped_nodes(process: Path, nodes: Nodes) -> set[str]:
@@ -154,18 +183,18 @@ def _mapped_nodes(process: Path, nodes: Nodes) -> set[str]:
             text = file.read()
     except OSError:
         return set()
-    bases = _base_names(nodes)
-    if not any(base.encode() in text for base in bases):
+    bases, folders = _base_names(nodes), ("/dev/",) if nodes.majors or nodes.numbers else ()
+    if not any(base.encode() in text for base in (*bases, *folders)):
         return set()
     found: set[str] = set()
     for line in text.splitlines():
         words = line.decode(errors="replace").split(None, 5) or [""]
         # The kernel marks mappings of a device node that was replaced as deleted.
         span, name = words[0], words[-1].removesuffix(DELETED)
-        if name in nodes:
+        if name in nodes.by_path:
             found.add(name)
-        elif name.rpartition("/")[2] in bases:
-            found.update(_same_device(process / "map_files" / span, nodes))
+        elif name.rpartition("/")[2] in bases or name.startswith(folders):
+            found.update(nodes.named(_device(process / "map_files" / span), name))
     return found
 
 
@@ -209,8 +238,9 @@ def whose(process: Path) -> tuple[str, str]:
 
 
 def _pod_and_container(text: str) -> tuple[str, str]:
-    pod, container = _POD.search(text), _CONTAINER.search(text)
-    return pod.group(1).replace("_", "-") if pod else "", container.group(1) if container else ""
+    # The innermost container: a node of kind or minikube is itself one.
+    pod, containers = _POD.search(text), _CONTAINER.findall(text)
+    return pod.group(1).replace("_", "-") if pod else "", containers[-1] if containers else ""
 
 
 def bound_to(proc: Path, devices: frozenset[str], looks: Looks | None = None) -> tuple[tuple[int, str], ...]:

@@ -10,7 +10,7 @@ import re
 import stat
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import BinaryIO
 from msgspec.structs import replace
 
 from driver_manager.adapters.host.files import HostFiles, HostRoots, becomes, names_in, target_of, text_of, translated
+from driver_manager.adapters.host.holders import BY_NUMBER
 from driver_manager.adapters.process.forked import lines_within
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.adapters.process.tools import Result
@@ -165,10 +166,13 @@ READ_S = 10.0
 VALUE_CHARS = 256
 
 
-def configured_options(files: HostFiles) -> dict[str, str]:
-    """The options in the host's modprobe.d, by module, as modprobe passes them; without files that cannot be read."""
+def configured_options(files: HostFiles, root: str = "") -> dict[str, str]:
+    """The options in the modprobe.d of the host, or of a driver root, by module, as modprobe passes them.
+
+    Skips files that cannot be read.
+    """
     # The empty line ends a last line that has no line feed, or a backslash.
-    return options_in("\n\n".join(map(files.text, _config_files(files))))
+    return options_in("\n\n".join(map(files.text, _config_files(files, root))))
 
 
 def options_in(text: str) -> dict[str, str]:
@@ -182,10 +186,10 @@ def options_in(text: str) -> dict[str, str]:
     return found
 
 
-def _config_files(files: HostFiles) -> list[str]:
+def _config_files(files: HostFiles, root: str) -> list[str]:
     """The files that count, in the order in which modprobe reads them: by name, regardless of the folder."""
     by_name: dict[str, str] = {}
-    for folder in FOLDERS:
+    for folder in (f"{root}{folder}" for folder in FOLDERS):
         with contextlib.suppress(OSError):
             for name in files.names(folder):
                 if name.endswith(".conf"):
@@ -292,6 +296,7 @@ def _module(folder: Path) -> Module | None:
     )
 
 
+_NUMBER = re.compile(r"[0-9]{1,4}:[0-9]{1,8}", re.ASCII)
 _NODE_NAME = re.compile(r"[A-Za-z0-9_.:-]+(/[A-Za-z0-9_.:-]+)*")
 
 
@@ -299,29 +304,33 @@ def driver_nodes(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
     """Patterns of the device nodes below /dev that lead to the driver: the profile's, and those that the kernel shows.
 
     The kernel shows the driver of each character device with a class, and the names of the others' majors: an NVIDIA
-    GPU also has /dev/dri/card1 and /dev/nvidia-uvm. Sources: Documentation/ABI/testing/sysfs-dev, proc(5).
+    GPU also has /dev/dri/card1 and /dev/nvidia-uvm. Each is there by number too (`holders.BY_NUMBER`).
+    Sources: Documentation/ABI/testing/sysfs-dev, proc(5).
     """
     try:
-        modules = driver_modules(roots.sys, profile.modules)
+        modules: Mapping[str, Module] = driver_modules(roots.sys, profile.modules)
     except ConfigError:
         modules = {}
     folder = roots.sys / "dev/char"
     found = [*profile.paths.device_nodes]
     for number in sorted(names_in(folder)):
-        if target_of(folder / number / "device/driver/module") in modules:
+        # An I2C adapter of a GPU has no driver: its parent, the PCI function, has.
+        names = (target_of(folder / number / "device" / up / "driver/module") for up in (".", ".."))
+        if _NUMBER.fullmatch(number) and not modules.keys().isdisjoint(names):
+            found.append(BY_NUMBER + number)
             uevent = (text_of(folder / number / "uevent") or "").splitlines()
             found += (f"/dev/{line.removeprefix('DEVNAME=')}" for line in uevent if line.startswith("DEVNAME="))
     for line in (text_of(roots.proc / "devices") or "").partition("Block devices:")[0].splitlines():
-        name = line.strip().partition(" ")[2].strip()
+        major, _, name = (word.strip() for word in line.strip().partition(" "))
         module = name.replace("-", "_")
         if module in modules or module.startswith(tuple(one for one in profile.modules.roots if one in modules)):
-            found += (f"/dev/{name}*", f"/dev/{name}/*")
+            found += (f"/dev/{name}*", f"/dev/{name}/*", *([f"{BY_NUMBER}{major}:*"] if major.isdecimal() else []))
     return tuple(dict.fromkeys(one for one in found if one in profile.paths.device_nodes or _is_node(one)))
 
 
 def _is_node(pattern: str) -> bool:
     """True if `pattern`, whose name is the kernel's, has no part that leads out of /dev."""
-    name = pattern.removeprefix("/dev/").removesuffix("*").removesuffix("/")
+    name = pattern.removeprefix("/dev/").removesuffix("*").rstrip("/:")
     return _NODE_NAME.fullmatch(name) is not None and ".." not in name
 
 
@@ -571,7 +580,8 @@ class ModuleTrees:
             dependencies=tuple(inspected[len(found) :]),
             tree=self._in_order(root) if self._is_whole(root) else (),
             refusal=self._why_refused(root, (*(file.name for file in found), *order)),
-            options={name: text for name, text in self.options.items() if name in paths},
+            given={} if root == HOST else _only(configured_options(self.files, root.rstrip("/")), paths),
+            options=_only(self.options, paths),
             missing_firmware=self._missing_firmware(root, paths),
         )
 
@@ -739,6 +749,7 @@ class ModuleTrees:
         return replace(
             self._outline(name, path),
             is_signed=("sig_id" in facts or "signer" in facts) if facts else None,
+            has_known_key=has_key(text_of(self._proc / "keys") or "", facts.get("signer", "")),
             layout_matches=self._layout_matches(self._checksums(path)),
             flags_match=self._flags_match(facts.get("vermagic", "")),
             missing_dependencies=missing,
@@ -830,6 +841,24 @@ class ModuleTrees:
             return set()
         rows = (line.split() for line in (text or "").splitlines())
         return {row[1].removeprefix("symbol:") for row in rows if len(row) == 3 and row[0] == "alias"}
+
+
+def _only(options: Mapping[str, str], names: Container[str]) -> dict[str, str]:
+    return {name: text for name, text in options.items() if name in names}
+
+
+def has_key(keys: str, signer: str) -> bool:
+    """True if `keys`, the content of /proc/keys, has a valid key with the name `signer`, as modinfo prints it.
+
+    A certificate's key is described by organization and name, then its identifier (crypto/asymmetric_keys,
+    x509_public_key.c; proc(5)). The kernel's own, the platform's and the machine owner's are all in the list.
+    """
+    for line in keys.splitlines():
+        words = line.split(None, 8)
+        is_valid = len(words) == 9 and words[7].startswith("asymmetri") and words[1].startswith("I--")
+        if is_valid and signer and f": {signer}: " in f": {words[8]}":
+            return True
+    return False
 
 
 def _unknown(needed: frozenset[str] | None, absent: frozenset[str] | None) -> tuple[str, ...] | None:

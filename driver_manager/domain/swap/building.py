@@ -24,7 +24,7 @@ from driver_manager.domain.pods.workloads import (
     staying,
     unread_claims,
 )
-from driver_manager.domain.profile import Profile, Strategy, beside, driver_version, kept, options, unload_order
+from driver_manager.domain.profile import Profile, Strategy, beside, driver_version, joined, kept, options, unload_order
 from driver_manager.domain.swap.eviction import (
     EvictionPlan,
     clearing,
@@ -201,8 +201,8 @@ def loading(situation: Situation) -> list[AnyStep]:
     paths, digest = situation.profile.paths, situation.obs.digest
     given = options(situation.profile.modules.parameters, _values_to_keep(situation))
     flips = flip_slots(situation)
-    source = replace(source, given=given)
-    previous = replace(previous, given=given) if previous is not None else None
+    source = replace(source, given=joined(source.given, given))
+    previous = replace(previous, given=joined(previous.given, given)) if previous is not None else None
     for flip in flips:
         # Either is at the root when it is loaded.
         if previous is not None and previous.root in (source.root, flip.root + PREVIOUS):

@@ -376,10 +376,9 @@ def _modprobe(source: DriverSource) -> Check:
 
 
 def _options(source: DriverSource) -> tuple[Check, ...]:
-    if not source.options:
-        return ()
-    text = "; ".join(f"{name} {options}" for name, options in source.options.items())
-    return (Check("module options", True, f"set by the host's modprobe.d, and kept: {text}"),)
+    places = (("the host's modprobe.d", source.options), (f"the modprobe.d of {source.root}", source.given))
+    texts = ((place, "; ".join(f"{name} {text}" for name, text in options.items())) for place, options in places)
+    return tuple(Check("module options", True, f"set by {place}, and kept: {text}") for place, text in texts if text)
 
 
 def _file(file: ModuleFile, host: Host, source: DriverSource) -> tuple[Check, ...]:
@@ -425,8 +424,11 @@ def _signature(file: ModuleFile, *, enforced: bool) -> Check:
     name = f"signature of {file.name}"
     if not enforced:
         return Check(name, True, "this kernel does not enforce module signatures")
-    what = f"this kernel enforces signatures and {file.name} is {'signed' if file.is_signed else 'not signed'}"
+    state = {None: "perhaps not signed", False: "not signed", True: "signed"}[file.is_signed]
+    what = f"this kernel enforces signatures and {file.name} is {state}"
     remedy = "Sign the module with a key the kernel trusts (a machine owner key), or use a signed driver."
+    if file.is_signed and not file.has_known_key:
+        return Check(name, None, f"{what}; whether the kernel trusts this key is unknown: /proc/keys lacks it", remedy)
     return Check(name, file.is_signed, what, remedy)
 
 

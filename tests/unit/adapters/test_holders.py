@@ -32,6 +32,8 @@ CGROUPS = {
     "v1-systemd": "12:cpu:/\n11:devices:/kubepods.slice/kubepods-besteffort.slice/"
     f"kubepods-besteffort-pod{UID.replace('-', '_')}.slice/docker-{CONTAINER}.scope\n",
     "v1-cgroupfs": f"3:memory:/kubepods/besteffort/pod{UID}/{CONTAINER}\n1:name=systemd:/x\n",
+    "kind": f"0::/docker/{'d0c' * 21}e/kubelet.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-"
+    f"{CONTAINER}.scope\n",
     "nested": f"0::/kubelet.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice/crio-{CONTAINER}.scope/init\n",
 }
 
@@ -297,3 +299,15 @@ def test_this_very_process_is_found_on_the_real_proc(tmp_path: Path) -> None:
     with open("/dev/null", "rb"):  # noqa: PTH123  # a descriptor is what is looked for
         found = find_holders(Path("/proc"), Path("/dev"), ("/dev/null",), enough=0)
     assert os.getpid() in [one.pid for one in found]
+
+
+def test_a_node_that_only_a_container_has_is_found_by_its_number(host: Proc) -> None:
+    """/dev/null and /dev/zero are 1:3 and 1:5 on every kernel (admin-guide/devices); this host's /dev has neither."""
+    host.process(7, "/dev/null")
+    host.process(8, "/dev/zero")
+    host.process(9, maps=MAP.format("/dev/zero (deleted)")).joinpath("map_files").mkdir()
+    (host.proc / "9/map_files/7f00-7f01").symlink_to("/dev/zero")
+    both = [(7, "/dev/null", "open"), (8, "/dev/zero", "open"), (9, "/dev/zero", "mapped")]
+    for patterns, found in (("/dev/char/1:*", both), ("/dev/char/1:3", both[:1]), ("/dev/char/2:*", [])):
+        holders = find_holders(host.proc, host.dev, (patterns, *PATTERNS))
+        assert [(one.pid, one.node, one.how) for one in holders] == found

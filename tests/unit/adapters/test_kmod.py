@@ -529,10 +529,44 @@ def test_modprobe_is_asked_before_where_it_is_to_load(
     tree: Tree, tools: Tools, links: tuple[str, ...], is_asked: bool
 ) -> None:
     tree.put("/etc/modprobe.d/a.conf", "options base a=1\noptions ext4 b=2\n")
+    tree.put(f"{ROOT}/etc/modprobe.d/driver.conf", "options rebellions c=3\noptions ext4 d=4\n")
     ran = tools(modinfo(f"{SMP}depends:  base\n"))
     source = linked(tree, *links).source(ROOT, ("rebellions",))
     assert any("--show-depends" in argv for argv in ran) is is_asked
     assert source.options == {"base": "a=1"}, "only those of what is loaded"
+    assert source.given == {"rebellions": "c=3"}, "those of the driver root"
+
+
+KEYS = """\
+0b5a5d3c I--Q---     1 perm 1f3f0000     0 65534 keyring   _uid.0: empty
+302d2d52 I------     1 perm 1f010000     0     0 asymmetri Fedora kernel signing key: d69a84e6bce3d216: X509.rsa a7118079 []
+30a1b2c3 I------     1 perm 1f030000     0     0 asymmetri Vendor Inc: Driver Signer: 00ff: X509.rsa 1234abcd []
+30a1b2c4 IR-----     1 perm 1f030000     0     0 asymmetri Revoked Signer: 00fe: X509.rsa 1234abce []
+30a1b2c5 I------     1 perm 1f030000     0     0 blacklist bin:Banned Signer: 00fd
+"""  # noqa: E501
+"""The second line is the kernel's own example (admin-guide/module-signing); the others have its form."""
+
+
+@pytest.mark.parametrize(
+    ("signer", "is_there"),
+    [
+        ("Fedora kernel signing key", True),
+        ("Driver Signer", True),
+        ("Signer", False),
+        ("Revoked Signer", False),
+        ("Banned Signer", False),
+        ("", False),
+    ],
+)
+def test_a_key_of_the_kernel_is_known_by_the_name_of_the_signer(signer: str, is_there: bool) -> None:
+    assert kmod.has_key(KEYS, signer) is is_there
+
+
+def test_the_key_of_a_module_is_looked_up(tree: Tree, tools: Tools) -> None:
+    tools(modinfo(f"{SMP}sig_id: PKCS#7\nsigner: Driver Signer\n"))
+    tree.put("/proc/keys", KEYS)
+    source = linked(tree).source(ROOT, ("rebellions",))
+    assert [(one.is_signed, one.has_known_key) for one in source.modules] == [(True, True)]
 
 
 # firmware: looked for where this kernel looks, never in a driver root

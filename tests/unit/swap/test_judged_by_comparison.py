@@ -282,6 +282,7 @@ DRM = {"nvidia": (), "nvidia_modeset": ("nvidia",), "nvidia_drm": ("nvidia_modes
         ("nvidia-uvm", "nvidia_uvm", "python3"),
         ("nvidia-nvswitchctl", "nvidia", "nv-fabricmanage"),
         ("nvidia-caps/nvidia-cap1", "nvidia", "nvidia-mig"),
+        ("i2c-3", "nvidia", "i2cdump"),
     ],
 )
 def test_a_process_is_found_by_any_device_node_of_the_driver(
@@ -330,3 +331,8 @@ def shown_by_the_kernel(tree: HostTree, node_name: str) -> None:
     shown.mkdir(parents=True)
     (shown / "device").symlink_to(device)
     (shown / "uevent").write_text("MAJOR=226\nMINOR=1\nDEVNAME=dri/card1\n")
+    adapter, shown = device / "i2c-3", tree.root / "sys/dev/char/89:3"
+    adapter.mkdir()
+    shown.mkdir()
+    (shown / "device").symlink_to(adapter)
+    (shown / "uevent").write_text("MAJOR=89\nMINOR=3\nDEVNAME=i2c-3\n")
