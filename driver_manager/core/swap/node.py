@@ -678,7 +678,7 @@ HEARTBEAT_S = 60.0
 
 def _reboot_required() -> RebootRequired:
     return RebootRequired(
-        "a reboot is required for the new driver; the marker is written and the old driver stays loaded",
+        "a reboot is required for the new driver; the marker is written and the loaded driver stays",
         "Reboot the node, or let the rebooter do it once the reboot is approved.",
     )
 

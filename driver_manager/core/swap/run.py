@@ -448,7 +448,7 @@ _DONE: tuple[tuple[type[Step], str], ...] = (
     (OverrideDrivers, "the devices are kept for vfio"),
     (ReturnDevices, "devices were taken back from vfio"),
     (MakeVirtualFunctions, "virtual functions were created again"),
-    (UnloadModules, "the old driver was unloaded"),
+    (UnloadModules, "the driver was unloaded"),
     (UnmountDriverRoot, "the old driver root was unmounted"),
     (GiveBack, "the node was released"),
     (ClearRebootRequest, "an earlier reboot request was cleared"),
@@ -466,8 +466,6 @@ def summary(decided: Plan) -> str:
     loaded = [step.source.version for step in decided.steps if isinstance(step, LoadModules)]
     there = (text for kind, text in _DONE if decided.has(kind))
     done = f"driver {loaded[0]} loaded" if loaded else next(there, "a request to the operator was withdrawn")
-    if decided.decision is Decision.UNINSTALL:
-        done = "the driver was unloaded"
     is_first = loaded and decided.decision is Decision.NOT_LOADED
     return f"done: {done} ({'none was loaded before' if is_first else decided.reason})"
 

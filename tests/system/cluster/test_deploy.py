@@ -284,7 +284,7 @@ def test_the_init_container_clears_the_way_for_the_driver_container_and_gives_th
     with ExitStack() as stack:
         operands = create_operands(stack, admin_api, node, components, deploy_prefix=prefix)
         (tenant,) = workloads(node).managed(1, Shape(resource=resource))
-        ended = driver_node.clear("the old driver was unloaded")
+        ended = driver_node.clear("the driver was unloaded")
         assert '"warning"' not in ended.err
         assert (tree.driver_version, tree.digest, tenant.state()) == ("not loaded", "", "gone")
         assert not driver_node.is_mounted()

@@ -75,7 +75,7 @@ def test_an_operators_init_container_runs_unchanged(
         tenants += workloads(node).managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
         workloads(node).claim("mine", tenants[1])
 
-    ended = driver_node.clear("the old driver was unloaded")
+    ended = driver_node.clear("the driver was unloaded")
     assert (tree.driver_version, tree.digest, driver_node.is_mounted()) == ("not loaded", "", False)
     assert {pod.state() for pod in tenants} == {"gone"}
     (warning,) = warnings(ended.err)
@@ -133,7 +133,7 @@ def test_nvidias_uninstall_driver_runs_unchanged(
     (tenant,) = workloads(node).managed(1, Shape(resource="nvidia.com/gpu"))
     (mig,) = workloads(node).managed(1, Shape(resource="nvidia.com/mig-1g.5gb"))
 
-    ended = driver_node.clear("the old driver was unloaded")
+    ended = driver_node.clear("the driver was unloaded")
     assert modules(driver_node) == set()
     assert (tree.digest, driver_node.is_mounted()) == ("", False)
     assert not (tree.root / "run/nvidia/nvidia-driver.pid").exists()

@@ -181,7 +181,7 @@ def test_from_a_clone_to_a_running_overlay_its_upgrades_and_its_removal_by_the_p
     assert drivers.loaded() == OLD, "nothing happens before the pod is deleted"
     drivers.version = NEW
     mine.replace_pod(reader.next)
-    assert "the old driver was unloaded" in mine.check(reader.again, state="ready", has_event=True)
+    assert "the driver was unloaded" in mine.check(reader.again, state="ready", has_event=True)
     assert mine.plugin() != plugin, "it has left for the upgrade, and is back"
 
     # Upgrade the manager: do the same with another image of it.

@@ -697,7 +697,7 @@ def rebooted(loaded: Mapping[str, str]) -> World:
     ("scenario", "said"),
     [
         (SCENARIOS[MANAGER], "done: driver 2.0 loaded ("),
-        (SCENARIOS[CONTAINER], "done: the old driver was unloaded ("),
+        (SCENARIOS[CONTAINER], "done: the driver was unloaded ("),
         (SCENARIOS["rebind"], "done: the old driver root was unmounted ("),
         (SCENARIOS["first_install_over_a_stale_root"], "done: the old driver root was unmounted ("),
         (SCENARIOS["first_install_by_manager"], "done: driver 2.0 loaded (none was loaded before)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from tests.support.kernel.guest_command import (
     assert_given_back,
     old_driver,
 )
-from tests.support.kernel.guest_fixtures import DriverRoots, module_fact
+from tests.support.kernel.guest_fixtures import DEVICE, DriverRoots, module_fact
 
 pytestmark = [pytest.mark.usefixtures("guest_kernel"), pytest.mark.release]
 
@@ -103,5 +104,25 @@ def test_a_module_that_is_still_in_its_init_function_is_waited_for_and_disturbs_
         assert time.monotonic() - begun < SLOW_INIT_S, "it was in its init function all the time"
         done = command.reconcile(roots["v2"], DEVICE_FREE_TIMEOUT=f"{SLOW_INIT_S + 60}s")
         assert loads.wait(RUN_TIMEOUT_S) == 0
+    assert (done.code, module_fact("rebellions", "version")) == (0, "2.0.1"), done.err
+    assert_given_back(command)
+
+
+def test_a_reference_that_no_process_explains_is_waited_for_and_disturbs_no_pod(
+    command: Command, roots: DriverRoots
+) -> None:
+    """An open file on its way through a socket: no folder /proc/PID/fd has it (unix(7), SCM_RIGHTS)."""
+    old_driver(roots)
+    before, (here, there) = command.node.labels(), socket.socketpair()
+    with here, there:
+        with Path(DEVICE).open("rb") as device:
+            socket.send_fds(here, [b"."], [device.fileno()])
+        assert module_fact("rebellions", "refcnt") == "1"
+        busy = command.reconcile(roots["v2"], DEVICE_FREE_TIMEOUT="1s")
+        assert (busy.code, command.node.labels()) == (4, before), busy.err
+        assert "the kernel uses the driver, and no process has a device open: rebellions (1 user(s))" in busy.err
+        assert "no pod was disturbed" in busy.err
+        assert module_fact("rebellions", "version") == "1.2.92"
+    done = command.reconcile(roots["v2"])
     assert (done.code, module_fact("rebellions", "version")) == (0, "2.0.1"), done.err
     assert_given_back(command)
