@@ -193,7 +193,7 @@ def _health_facts(session: Session, obs: Observation, *, probes: bool) -> Device
             devices=history.devices,
             has_stuck_probe=history.stuck is not None,
         )
-    return _probed(session, seen) if probes else seen
+    return _probed(session, seen, history) if probes else seen
 
 
 def _client_facts(session: Session, obs: Observation) -> ClientRecord | None:
@@ -211,14 +211,14 @@ def _client_facts(session: Session, obs: Observation) -> ClientRecord | None:
     return None
 
 
-def _probed(session: Session, seen: DeviceHealth) -> DeviceHealth:
-    """`seen` with a sample taken now, unless an earlier probe is stuck: another one would get stuck too."""
+def _probed(session: Session, seen: DeviceHealth, history: History) -> DeviceHealth:
+    """`seen`, which is of `history`, with a sample taken now, unless an earlier probe is stuck: so would be another."""
     if seen.has_stuck_probe:
         return seen
     root = session.values[settings.DRIVER_ROOT] or session.profile.paths.driver_root
     host = session.ports().host
     found: ProbeResult = host.probe(root, Deadline.after(PROBE_S, session.clock.monotonic))
-    result = compared(found, host.load_text(), host.baseline(), History())
+    result = compared(found, host.load_text(), host.baseline(), history)
     reason = seen.reason or f"{result.health.value}: {result.reason}"
     return replace(seen, source="probe", reason=reason, sampled_s=session.clock.wall(), devices=result.devices)
 

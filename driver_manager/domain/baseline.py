@@ -7,7 +7,7 @@ counts only in its boot.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Struct, field
@@ -96,24 +96,22 @@ def of_new_driver(result: ProbeResult, before: Baseline | None) -> ProbeResult:
     that has no driver now is lost. If the tool showed no device before, only PCI functions are compared.
     """
     if before is None:
-        bad = [one for one in result.devices if one.health is Health.UNHEALTHY]
+        bad = [one for one in result.devices if _rank(one)]
         fails = not result.devices or any(not one.is_lost for one in bad) or (not bad and not result.served)
         is_left = result.health is Health.UNHEALTHY and not fails and not result.is_slow
-        return replace(result, health=Health.HEALTHY) if is_left else result
+        remarks = tuple(f"{one.name} is {one.reason}" for one in bad)
+        return replace(result, health=Health.HEALTHY, remarks=remarks) if is_left else result
+    worked = [one for one in before.devices if not _rank(one)]
     served = [one for one in before.served if _worst(before.devices, one) < LOST]
-    on_bus = result.on_bus or {}
-    lost = [_lost(one, "without a driver now") for one in served if on_bus.get(one, "?") == ""]
-    listed = {_key(one) for one in result.devices}
-    working = [one for one in before.devices if not _rank(one)]
-    if result.devices:
-        lost += [
-            _lost(one.name, "not listed any more") for one in working if not one.address and one.name not in listed
-        ]
-    still_work = {_key(one) for one in result.devices if not _rank(one)}
-    excuses_all = before.health is Health.UNKNOWN or not before.devices
+    lost = (*_without_driver(result, served), *_not_listed(result, before.devices), *_left_bus(result, served))
+    if before.health is Health.UNKNOWN or not before.devices:
+        excuses = ["unknown if that was so before the swap"] * len(result.devices)
+    else:
+        excuses = _excuses(result.devices, before.devices, ())
     had_failed = Health.UNHEALTHY in (before.rest, before.health if not before.devices else None)
-    had_failed = had_failed and all(_key(one) in still_work for one in working)
-    return _compared(result, before, (), (*lost, *_left_bus(result, served)), excuses_all, had_failed)
+    still_work = [one for one in result.devices if not _rank(one)]
+    all_still_work = all(any(_is_same(one, now) for now in still_work) for one in worked)
+    return _judged(result, excuses, lost, excuses_rest=had_failed and all_still_work)
 
 
 def in_service(result: ProbeResult, before: Baseline | None, served: Collection[str]) -> ProbeResult:
@@ -123,51 +121,56 @@ def in_service(result: ProbeResult, before: Baseline | None, served: Collection[
     device that was bad before the swap does not count until it has been healthy once. `served` of the result are the
     keys of the devices that are healthy now.
     """
-    worked = [one for one in before.served if not _worst(before.devices, one)] if before is not None else []
-    gone = _left_bus(result, {*worked, *served})
-    compared = _compared(result, before or Baseline(""), served, gone)
-    return replace(compared, served=_healthy(result))
+    known, worked = before or Baseline(""), set(served)
+    worked |= {one for one in known.served if not _worst(known.devices, one)}
+    excuses = _excuses(result.devices, known.devices, served)
+    judged = _judged(result, excuses, tuple(_left_bus(result, worked)), excuses_rest=False)
+    return replace(judged, served=_healthy(result))
 
 
-def _compared(  # noqa: PLR0913, PLR0917  # the two comparisons differ in these
-    result: ProbeResult,
-    before: Baseline,
-    served: Collection[str],
-    lost: Iterable[DeviceVerdict],
-    excuses_all: bool = False,
-    excuses_rest: bool = False,
+def _excuses(devices: Sequence[DeviceVerdict], before: Sequence[DeviceVerdict], served: Collection[str]) -> list[str]:
+    """For each of `devices`, AS_BEFORE if it is bad, no worse than in `before`, and not in `served`; else "".
+
+    A function may hold several devices: the worst of now is compared with the worst of before.
+    """
+    found, seen = [""] * len(devices), dict[str, int]()
+    for at in sorted(range(len(devices)), key=lambda at: _rank(devices[at]), reverse=True):
+        one, key = devices[at], _key(devices[at])
+        known = sorted((_rank(other) for other in before if _is_same(other, one)), reverse=True)
+        nth = seen[key] = seen.get(key, -1) + 1
+        if 0 < _rank(one) <= (known[nth] if nth < len(known) else 0) and key not in served:
+            found[at] = AS_BEFORE
+    return found
+
+
+def _judged(
+    result: ProbeResult, excuses: Iterable[str], lost: tuple[DeviceVerdict, ...], *, excuses_rest: bool
 ) -> ProbeResult:
-    """`result` with a remark in place of each bad device that is no worse than before and not in `served`."""
-    lost = tuple(lost)
-    gone, seen, devices = {_key(one) for one in lost}, dict[str, int](), list[DeviceVerdict]()
-    for one in sorted(result.devices, key=_rank, reverse=True):
-        key = _key(one)
-        if key in gone:
+    """`result` with the devices `lost`, and a remark in place of each bad device that has an excuse."""
+    gone, devices, remarks = {_key(one) for one in lost}, list[DeviceVerdict](), list[str]()
+    for one, why in zip(result.devices, excuses, strict=True):
+        if _key(one) in gone:
             continue
-        known = [*_ranks(before.devices, key), *[0] * len(result.devices)]
-        at = seen[key] = seen.get(key, -1) + 1
-        is_excused = excuses_all or (_rank(one) <= known[at] and key not in served)
-        if _rank(one) and is_excused:
-            why = "unknown if that was so before the swap" if excuses_all else AS_BEFORE
-            devices.append(replace(one, health=Health.HEALTHY, reason=f"{one.reason}, {why}"))
-        else:
-            devices.append(one)
-    order = {_key(one): at for at, one in enumerate(result.devices)}
-    found = (*sorted(devices, key=lambda one: order[_key(one)]), *lost)
+        if _rank(one) and why:
+            one = replace(one, health=Health.HEALTHY, reason=f"{one.reason}, {why}")  # noqa: PLW2901
+            remarks.append(f"{one.name} is {one.reason}")
+        devices.append(one)
+    devices += lost
     rest = result.rest if result.devices else result.health
-    is_whole = rest is Health.UNHEALTHY and not excuses_rest
-    bad = "; ".join(f"{one.name} is {one.reason}" for one in found if _rank(one))
-    remarks = [f"{one.name} is {one.reason}" for one in found if one not in result.devices and not _rank(one)]
     if rest is Health.UNHEALTHY and excuses_rest:
         remarks.append(f"{result.reason}, {AS_BEFORE}")
-    if bad or is_whole:
-        reason = bad if bad and (remarks or lost or not is_whole) and tuple(found) != result.devices else result.reason
-        is_slow = result.is_slow and not lost
-        return replace(result, health=Health.UNHEALTHY, reason=reason, devices=found, is_slow=is_slow)
-    is_unclear = rest is Health.UNKNOWN or any(one.health is Health.UNKNOWN for one in found)
-    health = Health.UNKNOWN if is_unclear else Health.HEALTHY
-    reason = "; ".join(remarks) if remarks and not is_unclear else result.reason
-    return replace(result, health=health, reason=reason, devices=found, is_slow=False)
+        rest = Health.HEALTHY
+    judged = replace(result, devices=tuple(devices), remarks=tuple(remarks))
+    bad = "; ".join(f"{one.name} is {one.reason}" for one in devices if _rank(one))
+    if bad or rest is Health.UNHEALTHY:
+        says_all = (
+            not bad or (rest is Health.UNHEALTHY and not remarks and not lost) or judged.devices == result.devices
+        )
+        reason = result.reason if says_all else bad
+        return replace(judged, health=Health.UNHEALTHY, reason=reason, is_slow=result.is_slow and not lost)
+    if rest is Health.UNKNOWN or any(one.health is Health.UNKNOWN for one in devices):
+        return replace(judged, health=Health.UNKNOWN, is_slow=False)
+    return replace(judged, health=Health.HEALTHY, reason="; ".join(remarks) or result.reason, is_slow=False)
 
 
 def _healthy(result: ProbeResult) -> tuple[str, ...]:
@@ -179,14 +182,31 @@ def _healthy(result: ProbeResult) -> tuple[str, ...]:
     return tuple(sorted(one for one in good if ":" not in one or one in result.served))
 
 
-def _left_bus(result: ProbeResult, served: Collection[str]) -> list[DeviceVerdict]:
+def _without_driver(result: ProbeResult, served: Iterable[str]) -> Iterator[DeviceVerdict]:
+    """The functions of `served` that are on the bus and have no driver."""
+    on_bus = result.on_bus or {}
+    return (_lost(one, "without a driver now") for one in served if on_bus.get(one, "?") == "")
+
+
+def _not_listed(result: ProbeResult, before: Iterable[DeviceVerdict]) -> Iterator[DeviceVerdict]:
+    """The devices without an address that worked before and that the tool, if it lists any, lists no more.
+
+    Its versions may name a device differently, so each device with a new name stands for one that is missing.
+    """
+    new = sum(not any(_is_same(one, now) for one in before) for now in result.devices)
+    worked = [one for one in before if not one.address and not _rank(one)] if result.devices else []
+    missing = [one for one in worked if not any(_is_same(one, now) for now in result.devices)]
+    return (_lost(one.name, "not listed any more") for one in missing[new:])
+
+
+def _left_bus(result: ProbeResult, served: Iterable[str]) -> Iterator[DeviceVerdict]:
     """The devices of `served` that are neither on the bus nor in the tool's list."""
-    listed = {one.address for one in result.devices if not one.is_lost}
-    on_bus = result.on_bus
-    if on_bus is None:
-        return []
-    gone = (one for one in sorted(served) if ":" in one and one not in on_bus and one not in listed)
-    return [_lost(address, "lost: it served before and is not on the PCI bus any more") for address in gone]
+    if result.on_bus is None:
+        return
+    there = {*result.on_bus, *(one.address for one in result.devices if not one.is_lost)}
+    for address in sorted(served):
+        if ":" in address and address not in there:
+            yield _lost(address, "lost: it served before and is not on the PCI bus any more")
 
 
 def _lost(key: str, why: str) -> DeviceVerdict:
@@ -197,6 +217,12 @@ def _key(device: DeviceVerdict) -> str:
     return device.address or device.name
 
 
+def _is_same(before: DeviceVerdict, now: DeviceVerdict) -> bool:
+    """By address, or by name if one of the tool's versions prints no address."""
+    by_address = bool(before.address and now.address)
+    return before.address == now.address if by_address else before.name == now.name
+
+
 def _rank(device: DeviceVerdict) -> int:
     """0 for a device that works or whose health is unknown, else SICK or LOST."""
     if device.health is not Health.UNHEALTHY:
@@ -204,11 +230,6 @@ def _rank(device: DeviceVerdict) -> int:
     return LOST if device.is_lost else SICK
 
 
-def _ranks(devices: Iterable[DeviceVerdict], key: str) -> list[int]:
-    """The ranks of the devices with this key, the worst first: a function may hold several."""
-    return sorted((_rank(one) for one in devices if _key(one) == key), reverse=True)
-
-
 def _worst(devices: Iterable[DeviceVerdict], key: str) -> int:
     """The rank of the worst device with this key, 0 if none is bad."""
-    return max(_ranks(devices, key), default=0)
+    return max((_rank(one) for one in devices if _key(one) == key), default=0)

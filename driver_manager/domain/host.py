@@ -507,7 +507,8 @@ class ProbeResult(Struct, frozen=True):
     `is_slow`: the tool timed out, or reports that a device is not ready yet. `served` are the addresses of the physical
     PCI functions that the driver has. `on_bus` has the driver of each of the vendor's functions on the bus by address,
     "" for none; None if the bus cannot be read. `rest` is what the tool reports beside single devices: UNHEALTHY if it
-    failed as a whole or does not list all devices, UNKNOWN if its answer is not complete.
+    failed as a whole or does not list all devices, UNKNOWN if its answer is not complete. `remarks` are what is wrong
+    and does not count, as sentences.
     """
 
     health: Health
@@ -519,6 +520,7 @@ class ProbeResult(Struct, frozen=True):
     served: tuple[str, ...] = ()
     on_bus: Mapping[str, str] | None = None
     rest: Health = Health.HEALTHY
+    remarks: tuple[str, ...] = ()
 
 
 # Results of a tool that did not run to its end: exit statuses, and messages of the dynamic loader.

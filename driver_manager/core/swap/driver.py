@@ -13,7 +13,7 @@ from typing import assert_never
 from driver_manager.core.pods import Evictor, progress_logged
 from driver_manager.core.swap.node import DriverNow, RunContext
 from driver_manager.domain import events
-from driver_manager.domain.baseline import AS_BEFORE, of_new_driver
+from driver_manager.domain.baseline import of_new_driver
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.host import UNREAD, DriverSource, Health, Module, ProbeResult, process_blocker
@@ -528,9 +528,8 @@ class DriverSwap:
                 f"driver {source.version} is loaded, but its probe reports: {result.reason}",
                 "Look at the kernel log (dmesg) and run the vendor's tool by hand.",
             )
-        for device in result.devices:
-            if device.is_lost or AS_BEFORE in device.reason:
-                self._context.ports.reporter.warn(f"{device.name} is {device.reason}")
+        for remark in result.remarks:
+            self._context.ports.reporter.warn(remark)
         note = "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
         self._context.ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")
         self._has_loaded = True

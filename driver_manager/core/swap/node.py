@@ -613,8 +613,7 @@ class NodeSteps:
         ports, lock = self._context.ports, self._context.lock
         journal, change = self._with_step(step.journal, step.change, step)
         try:
-            with self._context.fence.taking(journal.owner):
-                self._record_baseline()
+            with self._context.fence.taking(journal.owner), self._baseline_recorded():
                 lock.record(journal)
                 # Before it is done: a patch whose answer is lost may have been applied.
                 lock.acquired(journal)
@@ -626,11 +625,22 @@ class NodeSteps:
             ports.log.disturbed_nothing()
             raise
 
-    def _record_baseline(self) -> None:
-        """Write the baseline of this swap before anything is changed; a run that resumes has none, and keeps it."""
-        obs, paths = self._context.situation.obs, self._context.situation.profile.paths
-        if obs.baseline is not None:
-            self._context.ports.host.write_text(paths.baseline, encode_baseline(obs.baseline), is_secret=True)
+    @contextmanager
+    def _baseline_recorded(self) -> Generator[None, None, None]:
+        """Write the baseline of this swap first; a run that resumes has none, and keeps it.
+
+        If the node turns out to be another run's, that run's baseline is written back.
+        """
+        host, path = self._context.ports.host, self._context.situation.profile.paths.baseline
+        wanted, before = self._context.situation.obs.baseline, host.baseline()
+        if wanted is not None:
+            host.write_text(path, encode_baseline(wanted), is_secret=True)
+        try:
+            yield
+        except (Conflict, OwnedElsewhere):
+            if wanted is not None and before is not None:
+                host.write_text(path, encode_baseline(before), is_secret=True)
+            raise
 
     def rewrite(self, step: Step, longer: Callable[[Node, Journal], tuple[Journal, NodeChange]]) -> Node | None:
         """The Node with a longer journal, None if it is not longer. Raises OwnedElsewhere, and as a patch does."""

@@ -567,6 +567,8 @@ def written_files(situation: Situation) -> tuple[str, ...]:
         found.append(paths.bindings)
     if policy.mode is Mode.CONTAINER and policy.loader is Loader.MANAGER:
         found = [paths.state_file, paths.load_record, *found, paths.client_record, paths.client_lock]
+    if policy.mode is Mode.CONTAINER:
+        found.append(paths.baseline)
     return tuple(dict.fromkeys(found))
 
 

@@ -122,6 +122,33 @@ def test_a_device_without_an_address_is_known_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
+    ("was", "now", "health"),
+    [
+        ([("npu0", "", "normal")], [("npu0", ONE, "normal")], GOOD),
+        ([("npu0", "", "error")], [("npu0", ONE, "error")], GOOD),
+        ([("npu0", ONE, "error")], [("npu0", "", "error")], GOOD),
+        ([("0", "", "normal"), ("1", "", "normal")], [("a", "", "normal"), ("b", "", "normal")], GOOD),
+        ([("0", "", "normal"), ("1", "", "normal")], [("a", "", "normal")], BAD),
+        (
+            [("0", "", "normal"), ("1", "", "normal"), ("2", "", "error")],
+            [("0", "", "normal"), ("2", "", "error")],
+            BAD,
+        ),
+        ([("npu0", ONE, "normal")], [("npu0", TWO, "error")], BAD),
+    ],
+)
+def test_a_tool_of_another_version_may_name_devices_otherwise(
+    was: list[tuple[str, str, str]], now: list[tuple[str, str, str]], health: Health
+) -> None:
+    def shown(rows: list[tuple[str, str, str]]) -> ProbeResult:
+        devices = tuple(device(address, word, name) for name, address, word in rows)
+        state = BAD if any(one.health is BAD for one in devices) else GOOD
+        return ProbeResult(state, "shown", devices, served=(ONE, TWO), on_bus=BUS)
+
+    assert of_new_driver(shown(now), known_as(shown(was))).health is health
+
+
+@pytest.mark.parametrize(
     ("known", "served", "now", "health"),
     [
         (None, (ONE, TWO), sample("normal", "normal"), GOOD),

@@ -23,6 +23,7 @@ from driver_manager.core.swap.run import (
     reconcile,
     wanted_digest,
 )
+from driver_manager.domain import baseline as baselines
 from driver_manager.domain import journal as journals
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, ExitCode
@@ -428,6 +429,14 @@ def test_a_run_that_was_overtaken_ends_as_the_second_of_two() -> None:
     outcome, looks = run(world, take)
     assert (outcome.exit_code, looks) == (ExitCode.OWNED_ELSEWHERE, 2)
     assert any(PROBLEM in line and "reading the facts again" in line for line in world.reporter.infos)
+
+
+def test_a_run_that_does_not_get_the_node_leaves_the_baseline_of_the_one_that_has_it() -> None:
+    world = made("replace_by_manager")
+    path, other = PROFILE.paths.baseline, baselines.Baseline(world.host.boot_id, "of the other run")
+    world.host.files[path] = baselines.encode(other)
+    world.on("patch", take).ended(ExitCode.OWNED_ELSEWHERE)
+    assert (f"write {path}" in world.killer.effects, world.host.files[path]) == (True, baselines.encode(other))
 
 
 def test_a_run_that_saw_another_ones_end_goes_on() -> None:
