@@ -114,14 +114,17 @@ def of_new_driver(result: ProbeResult, before: Baseline | None) -> ProbeResult:
     return _judged(result, excuses, lost, excuses_rest=had_failed and all_still_work)
 
 
-def in_service(result: ProbeResult, before: Baseline | None, served: Collection[str]) -> ProbeResult:
+def in_service(
+    result: ProbeResult, before: Baseline | None, served: Collection[str], earlier: Collection[str] = ()
+) -> ProbeResult:
     """`result` of a driver in service. `served` are the keys of devices that were healthy since it was loaded.
 
-    A key is the PCI address, or the name of a device without one. A device that served and has left the bus is lost. A
-    device that was bad before the swap does not count until it has been healthy once. `served` of the result are the
-    keys of the devices that are healthy now.
+    `earlier` are those of devices that were healthy under a driver before it. A key is the PCI address, or the name of
+    a device without one. A device that served, ever, and has left the bus is lost. A device that was bad before the
+    swap does not count until it has been healthy once. `served` of the result are the keys of the devices that are
+    healthy now.
     """
-    known, worked = before or Baseline(""), set(served)
+    known, worked = before or Baseline(""), {*served, *earlier}
     worked |= {one for one in known.served if not _worst(known.devices, one)}
     excuses = _excuses(result.devices, known.devices, served)
     judged = _judged(result, excuses, tuple(_left_bus(result, worked)), excuses_rest=False)

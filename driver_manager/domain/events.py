@@ -33,7 +33,7 @@ EVENTS: dict[str, str] = {
     DRIVER_WEDGED: "health-watch: the driver no longer serves its devices; why, and where the evidence is",
     DRIVER_RECOVERED: "health-watch: a driver that was wedged serves its devices again",
     DRIVER_WEDGE_MUTED: "health-watch is muted by hand: what it had marked for a wedge is withdrawn; until when",
-    DEVICE_LOST: "health-watch: a device that served since the driver was loaded has left the PCI bus; its address",
+    DEVICE_LOST: "health-watch: a device that served in this boot has left the PCI bus; its address",
     DRIVER_CLIENT_RESTARTED: "a client of an earlier driver was evicted, so that it opens the new one; once per pod",
     REBOOT_REQUIRED: "a marker asks for a reboot, `reason=upgrade` or `recovery`; once for each request",
     REBOOT_ESCALATED: "the allowed number of reboots did not help: check the node; once per request",

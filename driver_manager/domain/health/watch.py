@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Annotated, Any
 
@@ -200,8 +200,8 @@ class History(Struct, frozen=True):
     boot. `recent` has the last counted samples, the newest last; True is healthy. `stuck` is a probe that could not be
     killed. `driver` differs for each load. `wedge` is the last one of this boot, `mute` the last on the Node.
     `is_muted_by_hand`: the Node or a file mutes, so the driver counts as ready. `devices` are those of the last sample.
-    `served` are the PCI addresses of devices that were healthy since this driver was loaded; `lost` are those whose
-    loss was reported in this boot.
+    `served` are the PCI addresses of devices that were healthy since this driver was loaded, `served_before` of those
+    that were healthy before that, in this boot. `lost` are those whose loss was reported in this boot.
     """
 
     state: HealthState = HealthState.STARTING
@@ -219,6 +219,7 @@ class History(Struct, frozen=True):
     is_muted_by_hand: Annotated[bool, Part(None)] = False
     devices: Annotated[tuple[DeviceVerdict, ...], Part(is_omitted=True)] = ()
     served: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
+    served_before: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
     lost: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
 
     @property
@@ -260,10 +261,19 @@ def judge_sample(
     if after.state is HealthState.WEDGED and before.state is not HealthState.WEDGED:
         after = replace(after, wedge=Wedge(max(0, int(sample.wall_s))))
     is_same_load = seen.is_loaded and seen.driver in ("", history.driver)
-    served = {*(after.served if is_same_load else ()), *sample.served}
-    after = replace(after, served=tuple(sorted(served)), was_healthy=after.was_healthy and seen.is_loaded)
+    served, earlier = (after.served, ()) if is_same_load else ((), after.served)
+    after = replace(
+        after,
+        served=_united(served, sample.served),
+        served_before=_united(after.served_before, earlier),
+        was_healthy=after.was_healthy and seen.is_loaded,
+    )
     by_hand = finding is SampleResult.MUTE and sample.is_muted_by_hand
     return replace(after, is_flapping=_flaps(after), driver=seen.driver or history.driver, is_muted_by_hand=by_hand)
+
+
+def _united(some: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({*some, *more}))
 
 
 def _unmuted(history: History, seen: Surroundings) -> History:
@@ -477,7 +487,8 @@ def notice_due(history: History, boot_id: str) -> Notice | None:
     wedge, reason = history.wedge, history.reason[:REASON_CHARS]
     if kind is not None and wedge.reported is not kind:
         return Notice(kind, boot_id, wedge.since_s, reason, wedge.evidence)
-    lost = {one.address for one in history.devices if one.is_lost and one.address in history.served}
+    served = {*history.served, *history.served_before}
+    lost = {one.address for one in history.devices if one.is_lost and one.address in served}
     new = () if history.state is HealthState.MUTED else tuple(sorted(lost - {*history.lost}))
     return Notice(NoticeKind.LOST, boot_id, 0, reason, lost=new) if new else None
 
@@ -565,13 +576,15 @@ def _process(body: Fields) -> Owner:
 
 
 def compared(result: ProbeResult, load: str, before: Baseline | None, history: History) -> ProbeResult:
-    """`result` of the driver of load `load`, compared with what served since that load and before the last swap.
+    """`result` of the driver of load `load`, compared with what served in this boot and before the last swap.
 
     A baseline of this load does not count: the swap that recorded it loaded no other driver.
     """
     if before is not None and before.load == load:
         before = None
-    return in_service(result, before, history.served if history.driver == load else ())
+    if history.driver == load:
+        return in_service(result, before, history.served, history.served_before)
+    return in_service(result, before, (), (*history.served, *history.served_before))
 
 
 def decode_watch_record(text: str, boot_id: str) -> History:

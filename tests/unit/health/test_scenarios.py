@@ -348,13 +348,18 @@ def test_a_device_that_served_and_left_the_bus_is_lost_named_once_and_a_wedge() 
     assert len(world.reported) == 4, "one Event for each device and boot"
 
 
-def test_what_served_before_a_swap_or_before_health_watch_began_is_not_missed() -> None:
-    world = HealthWorld()
+def test_a_device_that_served_in_this_boot_is_missed_after_another_load_too() -> None:
+    world = HealthWorld(has_node=True)
     world.turns(BOTH)
     world.start_driver()
+    world.turns(SICK, LEFT)
+    assert world.watch.report.history.served_before == (ONE, TWO)
+    assert [one.lost for one in world.reported.values() if one.kind is NoticeKind.LOST] == [(TWO,)]
+    world.start()
+    world.start_driver()
     world.turns(LEFT, LEFT)
-    assert world.state == "healthy"
-    assert HealthWorld(chip=LEFT).turn()
+    assert world.state == "suspect(2)"
+    assert HealthWorld(chip=LEFT).turn(), "nobody knows of the other device"
 
 
 def test_a_device_that_was_bad_before_the_swap_counts_once_it_was_healthy() -> None:
