@@ -353,7 +353,7 @@ def _workloads(profile: Profile) -> Iterator[str]:
     if profile.resource_prefixes:
         yield f"pods that ask for a resource {_listed([f'{one}*' for one in profile.resource_prefixes], 'or')}"
     if profile.device_classes or profile.dra_driver:
-        names = [*profile.device_classes, *([f"driver {profile.dra_driver}"] if profile.dra_driver else [])]
+        names = [*profile.device_classes, *(f"driver {name}" for name in profile.dra_driver)]
         yield f"pods with a DRA claim of {_listed(names, 'or')}"
     if not (profile.resource_prefixes or profile.device_classes or profile.dra_driver):
         yield "no resource or claim shows which pods use the accelerator: none is evicted for it"

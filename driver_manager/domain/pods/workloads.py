@@ -63,7 +63,8 @@ def is_client(pod: Pod, rules: ClientRules) -> bool:
         return False
     if _is_driver(pod, rules.profile) or (rules.own_uid and pod.uid == rules.own_uid):
         return False
-    return any(selector.matches(pod.labels) for selector in rules.selectors)
+    is_named = any(selector.matches(pod.labels) for selector in rules.selectors)
+    return is_named or (is_dra_plugin(pod, rules.profile) and not _deploy_keys(pod, rules.profile))
 
 
 def standing(pod: Pod, generation: Generation, now_s: float) -> ClientAge:
@@ -88,6 +89,41 @@ def holding_since_before(pods: Iterable[Pod], generation: Generation, now_s: flo
     return tuple(
         pod for pod in pods if pod.claims and not pod.is_over and standing(pod, generation, now_s) is ClientAge.STALE
     )
+
+
+REGISTRY = "plugins_registry"
+"""Folder below the kubelet's, in which CSI and DRA plugins register (kubelet, pkg/kubelet/pluginmanager)."""
+
+
+def is_dra_plugin(pod: Pod, profile: Profile) -> bool:
+    """True if `pod` is a kubelet plugin for the vendor's devices, by its mounts and its placement.
+
+    A CSI node plugin registers in the same folder, and so do DRA plugins of other vendors.
+    """
+    if not any(path.rstrip("/").endswith(f"/{REGISTRY}") for path in pod.host_paths):
+        return False
+    folders = tuple(f"/plugins/{driver}" for driver in profile.dra_driver)
+    has_folder = any(path.rstrip("/").endswith(folders) for path in pod.host_paths)
+    return bool(_deploy_keys(pod, profile)) or has_folder or _shows_root(pod, profile.paths.driver_root)
+
+
+def plugin_keys(pods: Iterable[Pod], profile: Profile) -> frozenset[str]:
+    """Deploy-label keys that place DRA plugins of the vendor, with those that the profile names."""
+    placing = (_deploy_keys(pod, profile) for pod in pods if is_dra_plugin(pod, profile))
+    return profile.deploy.last_keys.union(*placing)
+
+
+def _shows_root(pod: Pod, root: str) -> bool:
+    """True if a hostPath volume is the driver root, something in it, or its parent, unless that is a top folder."""
+    parent = root.rpartition("/")[0]
+    whole = {root, parent} if parent.count("/") > 1 else {root}
+    return any(path.rstrip("/") in whole or path.startswith(f"{root}/") for path in pod.host_paths)
+
+
+def _deploy_keys(pod: Pod, profile: Profile) -> frozenset[str]:
+    """The deploy-label keys, the driver's own among them, that `pod` needs to be placed."""
+    prefix, whole = profile.deploy.prefix, {*profile.deploy.last_keys, *profile.deploy.on_unless_false}
+    return frozenset(key for key in pod.selector_keys if (prefix and key.startswith(prefix)) or key in whole)
 
 
 def _is_driver(pod: Pod, profile: Profile) -> bool:
@@ -305,7 +341,9 @@ def workloads(scene: NodePods, profile: Profile, rules: EvictionRules) -> tuple[
     found = []
     for pod in sorted(scene.pods, key=lambda pod: (pod.namespace, pod.name)):
         asked, holder = _asks_for(pod, claims, profile, rules), holders.get(pod.uid)
-        if asked:
+        if asked and _serves_others(pod, claims, profile):
+            found.append(Workload(pod, asked, PodAction.WAIT, "it leaves after the pods whose claims it serves"))
+        elif asked:
             found.append(_judged(pod, asked, holder, _why_never(pod, scene, profile), rules))
         elif _is_unmoved_by(pod, keys, scene):
             found.append(_judged_placed(pod, keys, holder, scene, rules))
@@ -384,8 +422,7 @@ def is_operand(pod: Pod, profile: Profile) -> bool:
     """
     if asks_by_itself(pod):
         return False
-    prefix, whole = profile.deploy.prefix, {*profile.deploy.last_keys, *profile.deploy.on_unless_false}
-    return any((prefix and key.startswith(prefix)) or key in whole for key in pod.selector_keys)
+    return bool(_deploy_keys(pod, profile))
 
 
 def _asks_for(pod: Pod, claims: Mapping[tuple[str, str], Claim], profile: Profile, rules: EvictionRules) -> str:
@@ -409,6 +446,14 @@ def _claims_of(pod: Pod, claims: Mapping[tuple[str, str], Claim], profile: Profi
     return [name for name, claim in found if claim is not None and _is_of_class(claim, profile, rules)]
 
 
+def _serves_others(pod: Pod, claims: Mapping[tuple[str, str], Claim], profile: Profile) -> bool:
+    """True if all that it asks for are claims of the DaemonSets that a DRA driver makes for claims of users."""
+    held = [claims.get((pod.namespace, name)) for name in pod.claims]
+    serving = {*profile.serving_classes}
+    is_serving = all(one is not None and serving.issuperset(one.device_classes) for one in held)
+    return bool(held) and is_serving and not pod.resources and pod.owner_kind == "DaemonSet"
+
+
 def _is_of_class(claim: Claim, profile: Profile, rules: EvictionRules) -> bool:
     """True if it requests one of our classes, or was given one of our devices through a user's class.
 
@@ -419,7 +464,7 @@ def _is_of_class(claim: Claim, profile: Profile, rules: EvictionRules) -> bool:
     asked = set(claim.device_classes)
     if asked & set(classes):
         return True
-    return not asked & passed_through and bool(profile.dra_driver) and profile.dra_driver in claim.drivers
+    return not asked & passed_through and not set(profile.dra_driver).isdisjoint(claim.drivers)
 
 
 def _judged(pod: Pod, uses: str, holder: Holder | None, stays: str, rules: EvictionRules) -> Workload:

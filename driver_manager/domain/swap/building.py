@@ -21,6 +21,7 @@ from driver_manager.domain.pods.workloads import (
     moved_by,
     node_pods,
     placed_by,
+    plugin_keys,
     staying,
     unread_claims,
 )
@@ -298,7 +299,7 @@ def before_the_unload(
         *cleared.first,
         *taken,
         *cleared.steps,
-        *_pause_last(situation, last),
+        *pause_last(situation, last),
         *((StopServices(services),) if services else ()),
     )
     warnings = (*cleared.warnings, *unread_claims(node_pods(situation.obs)))
@@ -309,11 +310,12 @@ def pause_in_two(situation: Situation) -> tuple[frozenset[str], frozenset[str]]:
     """Keys to pause at once, and those that have to wait until no claim is held any more."""
     keys = pausable_keys(situation.obs, situation.profile) | driver_gate(situation)
     waits = holds_claim(node_pods(situation.obs), situation.profile, situation.policy.eviction)
-    last = situation.profile.deploy.last_keys if waits else frozenset()
+    last = plugin_keys(situation.obs.pods.pods, situation.profile) if waits else frozenset()
     return keys - last, (keys & last) - paused_keys(situation.obs.node, situation.profile)
 
 
-def _pause_last(situation: Situation, keys: frozenset[str]) -> tuple[AnyStep, ...]:
+def pause_last(situation: Situation, keys: frozenset[str]) -> tuple[AnyStep, ...]:
+    """The steps that pause `keys` when all others have left, and wait for their pods."""
     if not keys:
         return ()
     return (PauseLast(tuple(sorted(keys))), _wait_for_operands(situation, keys))

@@ -34,6 +34,7 @@ from driver_manager.domain.swap.building import (
     loading,
     making_way,
     pause_in_two,
+    pause_last,
     ready_names,
     releasing,
     stale_keys,
@@ -427,10 +428,13 @@ def _keep(situation: Situation) -> Plan:
     taken = taking(situation, first, cordon=False)
     patient = (*wait_for_stuck(situation, first), *wait_for_machines(situation))
     back = (*return_devices(situation, probes=True), *make_virtual_again(situation))
-    steps = (*patient, *taken, *work, *back, *releasing(situation, taken))
+    # A DRA plugin with the old root is restarted: pods keep their claims, and can end once it is back.
+    restarted = last & bound_to_root(situation.obs, situation.profile)
+    plugins = pause_last(situation, restarted)
+    steps = (*patient, *taken, *plugins, *work, *back, *releasing(situation, taken))
     reason += "; its container restarts, so pods must release the old root"
     why = "pods may hold claims, and could not end without its operand"
-    held = tuple(f"{key} is not paused: {why}" for key in sorted(last))
+    held = tuple(f"{key} is not paused: {why}" for key in sorted(last - restarted))
     return Plan(Decision.REBIND, reason, steps, held, users)
 
 

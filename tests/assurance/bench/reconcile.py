@@ -46,7 +46,7 @@ def measure_holders(plane: ControlPlane, folder: Path, runs: int) -> list[float]
     command_runner.tree.hold_device()
     shipped = Path("driver_manager/profiles/rebellions.toml").read_text()
     own = folder / "own.toml"
-    own.write_text(shipped.replace('"/dev/rbln[0-9]*", "/dev/rsd[0-9]*"', f'"{DEVICE}"'))
+    own.write_text(shipped.replace('"/dev/rbln[0-9]*", "/dev/rsd[0-9]*", "/dev/rblnfs*"', f'"{DEVICE}"'))
     seconds = []
     with contextlib.ExitStack() as stack:
         api = stack.enter_context(plane.api(plane.admin))

@@ -67,7 +67,7 @@ def client(name: str = "exporter-x", **fields: Any) -> Pod:
         ({"selector_keys": frozenset({DRIVER})}, RULES, False),
         ({}, OF_PROFILE, False),
         ({"labels": OWN_LABEL}, OF_PROFILE, True),
-        ({"labels": {"nvidia-dra-driver-gpu-component": "kubelet-plugin"}}, OF_NVIDIA, True),
+        ({"host_paths": ("/var/lib/kubelet/plugins_registry", "/run/nvidia/driver")}, OF_NVIDIA, True),
         ({"labels": {"app": "nvidia-dcgm"}}, OF_NVIDIA, True),
         ({"labels": {"app": "nvidia-dcgm-exporter"}}, OF_NVIDIA, True),
         ({"labels": {"app.kubernetes.io/name": "dcgm-exporter"}}, OF_NVIDIA, True),

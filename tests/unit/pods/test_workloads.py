@@ -23,6 +23,7 @@ from driver_manager.domain.pods.workloads import (
     MIRROR,
     RESTART_IT,
     USE_LABEL,
+    ClientRules,
     NodePods,
     PodAction,
     Workload,
@@ -30,10 +31,13 @@ from driver_manager.domain.pods.workloads import (
     bound_to_root,
     drained,
     holds_claim,
+    is_client,
+    is_dra_plugin,
     is_placed_by,
     named,
     namespaces_with_claims,
     placed_by,
+    plugin_keys,
     refusal,
     staying,
     why_still_there,
@@ -41,6 +45,7 @@ from driver_manager.domain.pods.workloads import (
     workloads,
 )
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import MOST_NAMED
 from tests.support.fakes.builders import (
     ASCEND,
@@ -146,11 +151,12 @@ MINE = replace(EVICTS, device_classes=("mine",))
         (NVIDIA, EVICTS, ("team-a",), ("gpu.nvidia.com",), True),
         (NVIDIA, EVICTS, ("team-a",), ("other", "gpu.nvidia.com"), True),
         (NVIDIA, EVICTS, ("team-a",), (), False),
-        (NVIDIA, EVICTS, ("team-a",), ("compute-domain.nvidia.com",), False),
+        (NVIDIA, EVICTS, ("team-a",), ("compute-domain.nvidia.com",), True),
+        (NVIDIA, EVICTS, ("compute-domain-default-channel.nvidia.com",), (), True),
         (NVIDIA, EVICTS, ("vfio.gpu.nvidia.com",), ("gpu.nvidia.com",), False),
         (NVIDIA, EVICTS, ("mig.nvidia.com",), (), True),
         (NVIDIA, EVICTS, (), ("gpu.nvidia.com",), True),
-        (replace(PROFILE, dra_driver=""), EVICTS, ("x",), ("",), False),
+        (replace(PROFILE, dra_driver=()), EVICTS, ("x",), ("",), False),
         (PROFILE, MINE, (CLASS,), (), False),
         (PROFILE, MINE, ("vfio-mine",), (), False),
         (PROFILE, MINE, ("mine",), (), True),
@@ -162,6 +168,47 @@ def test_a_claim_is_known_by_the_driver_of_its_devices_or_by_a_class_that_is_giv
     pod = workload("p", resources=(), claims=("c",))
     found = found_in(scene(pod, claims=(Claim("tenant", "c", classes, drivers),)), rules, profile)
     assert bool(found) is uses
+
+
+def test_a_daemon_that_a_dra_driver_makes_for_claims_leaves_after_their_pods() -> None:
+    classes = ("compute-domain-daemon.nvidia.com",)
+    pod = workload("p", resources=(), claims=("c",), **DAEMON)
+    claim = Claim("tenant", "c", classes, ("compute-domain.nvidia.com",))
+    for seen, fate in (
+        (scene(pod, claims=(claim,)), PodAction.WAIT),
+        (scene(replace(pod, owner_kind="ReplicaSet"), claims=(claim,)), PodAction.EVICT),
+        (scene(pod, claims=(replace(claim, device_classes=("gpu.nvidia.com",)),)), BLOCK),
+    ):
+        assert [one.action for one in found_in(seen, profile=NVIDIA)] == [fate]
+
+
+REGISTRY, ROOT = "/var/lib/kubelet/plugins_registry", "/run/nvidia/driver"
+
+
+@pytest.mark.parametrize(
+    ("paths", "keys", "is_plugin"),
+    [
+        ((REGISTRY, "/var/lib/kubelet/plugins", ROOT), (), True),
+        ((REGISTRY, "/run/nvidia"), (), True),
+        ((REGISTRY, f"{ROOT}/usr"), (), True),
+        ((REGISTRY, "/data/kubelet/plugins/gpu.nvidia.com/"), (), True),
+        ((REGISTRY, "/var/lib/kubelet/plugins/compute-domain.nvidia.com"), (), True),
+        ((REGISTRY,), ("nvidia.com/gpu.deploy.dra-driver",), True),
+        ((f"{REGISTRY}/",), ("nvidia.com/dra-kubelet-plugin",), True),
+        # A CSI node plugin, and a DRA plugin of another vendor.
+        ((REGISTRY, "/var/lib/kubelet/plugins", "/dev", "/"), (), False),
+        ((REGISTRY, "/var/lib/kubelet/plugins/net.example.com", "/run", "/sys"), ("net.example.com/on",), False),
+        # An operand that is no plugin.
+        (("/var/lib/kubelet/device-plugins", ROOT), ("nvidia.com/gpu.deploy.device-plugin",), False),
+    ],
+)
+def test_a_dra_plugin_is_known_by_its_mounts_and_its_placement(
+    paths: tuple[str, ...], keys: tuple[str, ...], is_plugin: bool
+) -> None:
+    pod = workload("p", resources=(), host_paths=paths, selector_keys=frozenset(keys), **DAEMON)
+    assert is_dra_plugin(pod, NVIDIA) is is_plugin
+    assert is_client(pod, ClientRules.of(NVIDIA, Selector())) is (is_plugin and not keys)
+    assert plugin_keys([pod], NVIDIA) == NVIDIA.deploy.last_keys | (frozenset(keys) if is_plugin else frozenset())
 
 
 def test_a_resource_and_a_claim_are_both_told() -> None:
@@ -191,7 +238,7 @@ def test_claims_are_looked_for_once_in_each_namespace_that_has_some() -> None:
         ({}, (), True),
         ({"device_classes": ()}, (), False),
         ({"device_classes": ()}, ("mine",), True),
-        ({"device_classes": (), "dra_driver": "npu.example.com"}, (), True),
+        ({"device_classes": (), "dra_driver": ("npu.example.com",)}, (), True),
     ],
 )
 def test_claims_are_looked_for_where_one_could_be_ours(
