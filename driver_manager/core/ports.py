@@ -90,8 +90,11 @@ class Cluster(Protocol):
     Every method raises ApiRefused (401, 403), ApiUnavailable (after its retries), NodeMissing (404 of the Node).
     """
 
-    def node(self) -> Node:
-        """The Node as it is now: one GET."""
+    def node(self, *, only_once: bool = False) -> Node:
+        """The Node as it is now: one GET, which is not retried if `only_once`."""
+
+    def label_writer(self, key: str) -> str:
+        """Who wrote the Node's label `key` last: field manager, operation and time; "" if unknown. One GET."""
 
     def pods(self, *, recent: bool = False) -> PodList:
         """All pods bound to the node: one LIST. `recent`: as they were a moment ago, which is cheap to answer."""

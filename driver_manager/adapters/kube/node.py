@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
@@ -34,6 +35,7 @@ from driver_manager.adapters.kube.objects import (
     event_body,
     node_patch,
     understood,
+    writer_of_label,
 )
 from driver_manager.adapters.kube.transport import CONFLICT, EXPIRED, FORBIDDEN, INVALID, NOT_FOUND, Transport
 from driver_manager.adapters.process.clock import ThreadClock
@@ -234,8 +236,11 @@ class KubeCluster:
     def limit_retries(self, budget_s: float) -> None:
         self._api.limit_retries(budget_s)
 
-    def node(self) -> Node:
-        return understood(as_node, self._node_call("GET", "get nodes"))
+    def node(self, *, only_once: bool = False) -> Node:
+        return understood(as_node, self._node_call("GET", "get nodes", only_once=only_once))
+
+    def label_writer(self, key: str) -> str:
+        return understood(partial(writer_of_label, key=key), self._node_call("GET", "get nodes"))
 
     def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
         query = {"fieldSelector": f"metadata.name={self._node_name}"}
@@ -331,12 +336,20 @@ class KubeCluster:
             self._api.call("POST", _EVENTS, "create events", body, passing=frozenset({CONFLICT}), only_once=True)
 
     def _node_call(
-        self, method: str, what: str, body: Body | None = None, content_type: str = MERGE_PATCH
+        self,
+        method: str,
+        what: str,
+        body: Body | None = None,
+        content_type: str = MERGE_PATCH,
+        *,
+        only_once: bool = False,
     ) -> dict[str, Any]:
         # The managed fields show who set the cordon, so our own writes have our field manager.
         path = f"/api/v1/nodes/{self._node_name}" + (f"?fieldManager={FIELD_MANAGER}" if body is not None else "")
         try:
-            return self._api.call(method, path, what, body, content_type=content_type, passing=_passing(body))
+            return self._api.call(
+                method, path, what, body, content_type=content_type, passing=_passing(body), only_once=only_once
+            )
         except Answer as answer:
             if answer.status == NOT_FOUND:
                 raise self._missing() from answer

@@ -258,6 +258,15 @@ def _cordon_manager(metadata: Mapping[str, Any]) -> tuple[str, int]:
     return "", 0
 
 
+def writer_of_label(item: Mapping[str, Any], key: str) -> str:
+    """The field manager that owns the label `key`, with operation and time; "" if unknown."""
+    for entry in item["metadata"].get("managedFields") or []:
+        fields = ((entry.get("fieldsV1") or {}).get("f:metadata") or {}).get("f:labels") or {}
+        if f"f:{key}" in fields:
+            return f"{text_of(entry, 'manager')} ({text_of(entry, 'operation')}, {text_of(entry, 'time')})"
+    return ""
+
+
 def _containers(spec: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
 

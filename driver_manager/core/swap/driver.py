@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import assert_never
 
 from driver_manager.core.pods import Evictor, progress_logged
@@ -316,8 +316,13 @@ SERVICE_START_S = 30.0
 
 
 class DriverSwap:
-    def __init__(self, context: RunContext, root: DriverRoot) -> None:
-        """`root` brings the old driver back to the root if the new one does not work."""
+    def __init__(self, context: RunContext, root: DriverRoot, keep_paused: Callable[[], bool]) -> None:
+        """`root` brings the old driver back to the root if the new one does not work.
+
+        `keep_paused` is called before each module of the old driver is unloaded. It pauses operands again that another
+        writer has switched on, and returns True after their pods have left. Raises PodsRemain.
+        """
+        self._keep_paused = keep_paused
         self._context = context
         self._root = root
         self._free_by: Deadline | None = None
@@ -340,7 +345,7 @@ class DriverSwap:
                     self._context.ports.host.set_firmware_path(step.path)
             case UnloadModules():
                 self._gap = ClientEviction(self._context, step.clients) if step.clients else None
-                self._unload_all(self._root.old_source)
+                self._unload_all(self._root.old_source, self._look_at_labels)
                 self._gap = None
             case LoadModules():
                 self._load_modules(step)
@@ -433,7 +438,12 @@ class DriverSwap:
             blockers,
         )
 
-    def _unload_all(self, source: DriverSource | None) -> None:
+    def _look_at_labels(self) -> None:
+        """Let operands leave again that another writer has switched on; they may have opened the device."""
+        if self._keep_paused() and self._free_by is not None:
+            self._free_by = self._context.deadline.within(self._context.situation.policy.device_free_timeout_s)
+
+    def _unload_all(self, source: DriverSource | None, before_each: Callable[[], None] = lambda: None) -> None:
         """Unload the closure, looked up again before every module: a holder may have come meanwhile.
 
         `source` is where what is loaded now came from, to put back what went before a busy one.
@@ -442,6 +452,7 @@ class DriverSwap:
         try:
             while loaded := host.modules():
                 self._context.ports.clock.check()
+                before_each()
                 if not removed:
                     self._keep_evidence(loaded)
                     if self._gap is not None:

@@ -25,6 +25,7 @@ from driver_manager.domain.errors import (
     ModuleFailed,
     NodeMissing,
     OwnedElsewhere,
+    PodsRemain,
     RebootRequired,
     StandingDown,
     Terminated,
@@ -49,7 +50,14 @@ from driver_manager.domain.pods.workloads import named
 from driver_manager.domain.profile import Profile, driver_version, has_root
 from driver_manager.domain.reboot.decision import request_labels
 from driver_manager.domain.reboot.state import event_key, request_of
-from driver_manager.domain.swap.node_patches import marked_cleared, pause_more, release, tested_release
+from driver_manager.domain.swap.node_patches import (
+    marked_cleared,
+    pause_again,
+    pause_more,
+    release,
+    set_back,
+    tested_release,
+)
 from driver_manager.domain.swap.steps import (
     ClearRebootRequest,
     EndWithoutReboot,
@@ -64,6 +72,7 @@ from driver_manager.domain.swap.steps import (
     Step,
     TakeNode,
 )
+from driver_manager.domain.text import several
 from driver_manager.domain.wire import Operation, written_time
 
 
@@ -243,6 +252,8 @@ class NodeLock:
         """Whether the Node was seen as the run's own patch left it."""
         self.is_released = False
         self.driver = DriverNow.AS_FOUND
+        self.was_set_back = False
+        """Whether another writer has switched paused operands on again."""
         self._started = set[str]()
         self._to_reload: tuple[str, ...] = ()
         self.state = StateWriter(ports, profile, obs.node, obs.digest)
@@ -588,6 +599,7 @@ class NodeSteps:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self.paused_at = ""
+        self._is_blind = False
 
     def do(self, step: NodeStep) -> None:
         """Do `step`. Raises Conflict, OwnedElsewhere, ApiUnavailable, and at the end of standing down StandingDown."""
@@ -601,6 +613,7 @@ class NodeSteps:
                 node = self.rewrite(step, lambda node, journal: pause_more(node, journal, profile, keys))
                 self.paused_at = node.resource_version if node is not None else self.paused_at
             case MarkCleared():
+                self.keep_paused()
                 self.rewrite(step, lambda _, journal: marked_cleared(journal, profile, step.revision))
             case GiveBack():
                 context.lock.release(context.lock.journal or step.journal)
@@ -624,6 +637,39 @@ class NodeSteps:
         except (Conflict, OwnedElsewhere):  # the node turns out to be another run's, or to have changed
             ports.log.disturbed_nothing()
             raise
+
+    def keep_paused(self) -> tuple[str, ...]:
+        """Look if another writer has switched paused operands on again, and pause them again, once: which labels.
+
+        Raises PodsRemain, which names the writer, the second time. A look that fails changes nothing.
+        """
+        context, profile = self._context, self._context.situation.profile
+        ports, lock = context.ports, context.lock
+        if lock.journal is None or self._is_blind:
+            return ()
+        try:
+            keys = tuple(sorted(set_back(ports.cluster.node(only_once=True), lock.journal, profile)))
+            writer = ports.cluster.label_writer(keys[0]) if keys else ""
+        except ManagerError as error:
+            if ports.clock.is_ending():
+                raise
+            ports.reporter.warn(f"cannot look whether the operands are still paused: {error.what}")
+            self._is_blind = True
+            return ()
+        if not keys:
+            return ()
+        what = f"{writer or 'another writer'} set {several(keys)} back, which this run had paused"
+        if lock.was_set_back:
+            remedy = (
+                "Stop that writer until the run has ended (for an operator by hand: scale it to 0), then run again."
+            )
+            raise PodsRemain(f"{what}, for the second time", remedy)
+        lock.was_set_back = True
+        ports.reporter.warn(f"{what}; pausing again")
+        step = PauseLast(keys)
+        node = self.rewrite(step, lambda node, journal: pause_again(node, journal, profile))
+        self.paused_at = node.resource_version if node is not None else self.paused_at
+        return keys
 
     @contextmanager
     def _baseline_recorded(self) -> Generator[None, None, None]:

@@ -98,6 +98,7 @@ from driver_manager.domain.swap.steps import (
     UnloadModules,
     UnmountDriverRoot,
     WaitAfterFailure,
+    WaitForOperands,
     WaitStep,
     earlier,
 )
@@ -120,7 +121,7 @@ class Executor:
         self._pods = PodEviction(context)
         self._operator = Handoff(context)
         self._root = DriverRoot(context)
-        self._modules = DriverSwap(context, self._root)
+        self._modules = DriverSwap(context, self._root, self._keep_paused)
         self._devices = DeviceSteps(context)
         self._reboots = RebootRequests(context)
 
@@ -169,6 +170,17 @@ class Executor:
         elif not isinstance(step, PlanAgain):
             assert_never(step)
         return False
+
+    def _keep_paused(self) -> bool:
+        """Pause operands again that another writer has switched on, and wait until they have left: whether there were.
+
+        Raises PodsRemain.
+        """
+        keys = self._node.keep_paused()
+        if keys:
+            step = WaitForOperands(keys, (), self._context.situation.policy.pod_termination_timeout_s)
+            self._pods.do(step, paused_at=self._node.paused_at, replaces=False)
+        return bool(keys)
 
     def _on_root(self, step: RootStep) -> None:
         """Do `step`; a root that cannot be flipped leaves the node without a driver, unless the old one comes back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 MAX_LABEL_VALUE_CHARS = 63
@@ -29,6 +30,21 @@ def decoded(value: str, paused_value: str) -> str:
 def is_pausable(value: str | None) -> bool:
     """Whether a label holding `value` switches an operand on: `false`, empty and absent do not."""
     return value not in (None, "", "false")
+
+
+def is_on(value: str | None, paused_value: str) -> bool:
+    """Whether a label holding `value` places an operand now: it is on, and nobody has paused it."""
+    is_off = not is_pausable(value) or is_paused(value, paused_value)
+    return not is_off and not is_paused_by_others(value, paused_value)
+
+
+_PAUSED_BY_OTHERS = re.compile(r"(.*_)?paused-for-[A-Za-z0-9.-]+")
+
+
+def is_paused_by_others(value: str | None, paused_value: str) -> bool:
+    """Whether another component paused the label, as NVIDIA's mig-manager does (`paused-for-mig-change`)."""
+    is_ours = is_paused(value, paused_value)
+    return value is not None and not is_ours and _PAUSED_BY_OTHERS.fullmatch(value) is not None
 
 
 OFF = "false"

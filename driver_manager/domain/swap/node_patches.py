@@ -122,6 +122,24 @@ def take(
     return () if change.is_empty else (TakeNode(journal, change, node.resource_version),)
 
 
+def set_back(node: Node, journal: Journal, profile: Profile) -> frozenset[str]:
+    """The keys that the run of `journal` has paused, and that switch operands on again; none if it has no journal."""
+    paused = profile.deploy.paused_value
+    if profile.keys.journal not in node.annotations:
+        return frozenset()
+    switches = frozenset(key for key in journal.labels if label_rules.is_on(node.labels.get(key), paused))
+    return switches | {key for key in journal.gates if node.labels.get(key) != label_rules.OFF}
+
+
+def pause_again(node: Node, journal: Journal, profile: Profile) -> tuple[Journal, NodeChange]:
+    """The journal with the labels that were set back as they are on `node` now, and the patch that pauses them."""
+    keys = set_back(node, journal, profile)
+    longer, change = pause_more(node, journal, profile, keys - journal.gates.keys())
+    gates_on = label_rules.gate_originals(node.labels, journal.gates, keys & journal.gates.keys())
+    longer = replace(longer, gates={**longer.gates, **gates_on})
+    return longer, replace(change, labels={**change.labels, **dict.fromkeys(gates_on, label_rules.OFF)})
+
+
 def pause_more(node: Node, journal: Journal, profile: Profile, keys: Set[str]) -> tuple[Journal, NodeChange]:
     """The journal with the labels in `keys` added as they are on `node` now, and the one patch that pauses them."""
     deploy = profile.deploy

@@ -74,6 +74,7 @@ class FakeCluster:
     owner_of: dict[str, DaemonSet] = field(default_factory=dict)
     missing_rights: frozenset[tuple[str, str]] = frozenset()
     tenants: dict[str, Tenant] = field(default_factory=dict)
+    writer: str = ""
     evicted: list[str] = field(default_factory=list)
     all_claims: tuple[Claim, ...] = ()
     operator: Callable[[Node], None] | None = None
@@ -85,9 +86,13 @@ class FakeCluster:
 
     # the port
 
-    def node(self) -> Node:
-        with self.killer.call("node"):
+    def node(self, *, only_once: bool = False) -> Node:
+        with self.killer.call("look at labels" if only_once else "node"):
             return self._existing()
+
+    def label_writer(self, key: str) -> str:
+        with self.killer.call("label writer"):
+            return self.writer
 
     def pods(self, *, recent: bool = False) -> PodList:
         with self.killer.call("pods"):

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from driver_manager.core.swap.driver import DEVICE_NODES_S
-from driver_manager.domain.errors import ApiRefused, ConfigError, ExitCode, ModuleFailed
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, ExitCode, ModuleFailed
 from driver_manager.domain.host import Holder, Marker, Module, encode_marker
 from driver_manager.domain.journal import encode
 from driver_manager.domain.observation import Loader, Policy, Situation
@@ -712,3 +712,55 @@ def test_the_last_line_says_what_a_run_has_done(scenario: Callable[[], World], s
     world = scenario()
     assert world.ended().what.startswith(said)
     assert "patch" not in world.killer.calls or scenario is not left_ready
+
+
+# labels that another writer sets back while operands are to stay away
+
+
+def switch_on(world: World) -> None:
+    world.cluster.writer = "operator (Update, 2026-11-28T10:00:00Z)"
+    world.cluster.edit(dict.fromkeys([PLUGIN, EXPORTER], "true"))
+
+
+SET_BACK = f"operator (Update, 2026-11-28T10:00:00Z) set {PLUGIN}, {EXPORTER} back, which this run had paused"
+
+
+@pytest.mark.parametrize("nothing_before", range(2))
+def test_operands_that_are_switched_on_again_are_paused_once_more_and_leave(nothing_before: int) -> None:
+    """At the first module, and at the second."""
+    world = made(PEER).on("look at labels", *[lambda _: None] * nothing_before, switch_on)
+    placed = list[int]()
+    world.on("unload rebellions", lambda one: placed.append(len(one.cluster.device_holders())))
+    world.ended()
+    assert placed == [0]
+    assert f"{SET_BACK}; pausing again" in world.reporter.warnings
+    assert world.is_released
+
+
+def test_the_second_time_the_run_stops_and_names_the_writer() -> None:
+    world = made(PEER).on("look at labels", switch_on, switch_on)
+    world.ended(ExitCode.PODS_REMAIN, f"{SET_BACK}, for the second time", remedy="Stop that writer")
+    assert (world.host.loaded["rebellions"], world.is_released) == ("1.0", True)
+
+
+def test_what_was_unloaded_before_the_run_stops_is_loaded_again() -> None:
+    world = made(PEER).on("look at labels", switch_on, switch_on)
+    at_second = made(PEER).on("look at labels", lambda _: None, switch_on, switch_on)
+    for one in (world, at_second):
+        one.ended(ExitCode.PODS_REMAIN)
+        assert one.host.loaded == dict.fromkeys(one.host.loaded, "1.0")
+        assert "rebellions_peer" in one.host.loaded
+
+
+def test_a_node_that_cannot_be_looked_at_stops_no_run() -> None:
+    world = made(PEER).on("look at labels", ApiUnavailable("no answer", ""))
+    world.ended()
+    assert world.killer.calls.count("look at labels") == 1
+    assert "cannot look whether the operands are still paused: no answer" in world.reporter.warnings
+
+
+def test_labels_that_another_component_has_paused_or_switched_off_are_no_return_of_operands() -> None:
+    edit = {PLUGIN: "paused-for-mig-change", EXPORTER: "false"}
+    world = made(PEER).on("look at labels", lambda one: one.cluster.edit(edit))
+    world.ended()
+    assert {key: world.node.labels[key] for key in edit} == edit
