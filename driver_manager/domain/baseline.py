@@ -101,13 +101,15 @@ def of_new_driver(result: ProbeResult, before: Baseline | None) -> ProbeResult:
         is_left = result.health is Health.UNHEALTHY and not fails and not result.is_slow
         remarks = tuple(f"{one.name} is {one.reason}" for one in bad)
         return replace(result, health=Health.HEALTHY, remarks=remarks) if is_left else result
+    before = replace(before, devices=_renamed(before.devices, result.devices))
     worked = [one for one in before.devices if not _rank(one)]
     served = [one for one in before.served if _worst(before.devices, one) < LOST]
-    lost = (*_without_driver(result, served), *_not_listed(result, before.devices), *_left_bus(result, served))
-    if before.health is Health.UNKNOWN or not before.devices:
-        excuses = ["unknown if that was so before the swap"] * len(result.devices)
-    else:
-        excuses = _excuses(result.devices, before.devices, ())
+    lost = (*_without_driver(result, served), *_not_listed(result, worked), *_left_bus(result, served))
+    excuses = _excuses(result.devices, before.devices, ())
+    for at, one in enumerate(result.devices):
+        known = [other.health for other in before.devices if _is_same(other, one)] or [before.rest]
+        if not before.devices or Health.UNKNOWN in known:
+            excuses[at] = excuses[at] or "unknown if that was so before the swap"
     had_failed = Health.UNHEALTHY in (before.rest, before.health if not before.devices else None)
     still_work = [one for one in result.devices if not _rank(one)]
     all_still_work = all(any(_is_same(one, now) for now in still_work) for one in worked)
@@ -191,15 +193,27 @@ def _without_driver(result: ProbeResult, served: Iterable[str]) -> Iterator[Devi
     return (_lost(one, "without a driver now") for one in served if on_bus.get(one, "?") == "")
 
 
-def _not_listed(result: ProbeResult, before: Iterable[DeviceVerdict]) -> Iterator[DeviceVerdict]:
-    """The devices without an address that worked before and that the tool, if it lists any, lists no more.
+def _renamed(before: Sequence[DeviceVerdict], now: Sequence[DeviceVerdict]) -> tuple[DeviceVerdict, ...]:
+    """`before` with the names of `now`, where another version of the tool names devices without addresses differently.
 
-    Its versions may name a device differently, so each device with a new name stands for one that is missing.
+    Each device that only one of them has stands for one of the other, the worst for the worst.
     """
-    new = sum(not any(_is_same(one, now) for one in before) for now in result.devices)
-    worked = [one for one in before if not one.address and not _rank(one)] if result.devices else []
-    missing = [one for one in worked if not any(_is_same(one, now) for now in result.devices)]
-    return (_lost(one.name, "not listed any more") for one in missing[new:])
+    old = [at for at, one in enumerate(before) if not any(_is_same(one, other) for other in now)]
+    new = [one for one in now if not any(_is_same(other, one) for other in before)]
+    old.sort(key=lambda at: _rank(before[at]), reverse=True)
+    new.sort(key=_rank, reverse=True)
+    found = list(before)
+    for at, one in zip(old, new, strict=False):
+        if not (found[at].address and one.address):
+            found[at] = replace(found[at], name=one.name)
+    return tuple(found)
+
+
+def _not_listed(result: ProbeResult, worked: Iterable[DeviceVerdict]) -> Iterator[DeviceVerdict]:
+    """The devices of `worked` without an address that the tool, if it lists any, lists no more."""
+    for one in worked if result.devices else ():
+        if not one.address and not any(_is_same(one, now) for now in result.devices):
+            yield _lost(one.name, "not listed any more")
 
 
 def _left_bus(result: ProbeResult, served: Iterable[str]) -> Iterator[DeviceVerdict]:

@@ -34,6 +34,8 @@ _SERVICE = re.compile(r"/system\.slice/(?:[^/\n]+\.slice/)*([^/\n]+\.service)(?!
 """A systemd unit, relative to any cgroup root of the reader (systemd.slice(5))."""
 OPEN, MAPPED = "open", "mapped"
 GONE = "(gone)"
+FORBIDDEN = ""
+"""In place of a node: the kernel does not let us list the descriptors (ptrace(2), access mode checking)."""
 DELETED = " (deleted)"
 NAMES_S = 5.0
 NAME = 3
@@ -107,7 +109,8 @@ def find_holders(
     pids = _pids(proc) if nodes else []
     looks = looks or Looks()
     opened = looks.at(pids, lambda pid: sorted(_open_nodes(proc / str(pid), nodes)))
-    found = {(pid, node): OPEN for pid, names in opened.items() for node in names}
+    looks.unread |= {pid for pid, names in opened.items() if FORBIDDEN in names}
+    found = {(pid, node): OPEN for pid, names in opened.items() for node in names if node != FORBIDDEN}
     if enough is None or len(found) < enough:
         mapped = looks.at(pids, lambda pid: sorted(_mapped_nodes(proc / str(pid), nodes)))
         for pid, names in mapped.items():
@@ -153,8 +156,22 @@ def _device(node: Path) -> int | None:
 
 
 def _open_nodes(process: Path, nodes: Nodes) -> set[str]:
-    folder = f"{process}/fd"
-    return {node for name in names_in(Path(folder)) for node in _node_of(f"{folder}/{name}", nodes)}
+    """The device nodes that a process has open; FORBIDDEN if its descriptors may not be listed."""
+    try:
+        names = os.listdir(f"{process}/fd")  # noqa: PTH208  # no Path for each of a hundred thousand
+    except PermissionError:
+        return {FORBIDDEN}
+    except OSError:
+        return set()
+    links = [f"{process}/fd/{name}" for name in names]
+    if not names:
+        links = [f"{task}/fd/{name}" for task in _tasks(process) for name in names_in(task / "fd")]
+    return {node for link in links for node in _node_of(link, nodes)}
+
+
+def _tasks(process: Path) -> list[Path]:
+    """The other tasks of a process: the leader may end before them, and then shows no files (proc(5))."""
+    return [process / "task" / name for name in names_in(process / "task") if name != process.name]
 
 
 def _node_of(link: str, nodes: Nodes) -> Iterator[str]:
@@ -178,11 +195,7 @@ def _base_names(nodes: Nodes) -> set[str]:
 
 
 def _mapped_nodes(process: Path, nodes: Nodes) -> set[str]:
-    try:
-        with open(f"{process}/maps", "rb") as file:  # noqa: PTH123  # as above
-            text = file.read()
-    except OSError:
-        return set()
+    text = _maps(process) or next(filter(None, map(_maps, _tasks(process))), b"")
     bases, folders = _base_names(nodes), ("/dev/",) if nodes.majors or nodes.numbers else ()
     if not any(base.encode() in text for base in (*bases, *folders)):
         return set()
@@ -196,6 +209,14 @@ def _mapped_nodes(process: Path, nodes: Nodes) -> set[str]:
         elif name.rpartition("/")[2] in bases or name.startswith(folders):
             found.update(nodes.named(_device(process / "map_files" / span), name))
     return found
+
+
+def _maps(process: Path) -> bytes:
+    try:
+        with open(f"{process}/maps", "rb") as file:  # noqa: PTH123  # as above
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _descriptions(proc: Path, pids: list[int]) -> dict[int, list[str]]:

@@ -147,12 +147,16 @@ def read_bus(roots: HostRoots, profile: Profile, kernel: str, *, picks_vfio: boo
     return PciBus(tuple(found), _neighbours(roots.sys, functions))
 
 
+CONSOLE = "fb0"
+"""The framebuffer of the console, unless the kernel's command line has fbcon=map."""
+
+
 def _consoles(classes: Path) -> dict[str, str]:
-    """The framebuffers by PCI address, if the kernel's console is on them (Documentation/driver-api/console, fbcon)."""
+    """The kernel's framebuffer for its console by PCI address, if it uses one (Documentation/fb/fbcon)."""
     consoles = (classes / "vtconsole" / name for name in names_in(classes / "vtconsole"))
     if not any("frame buffer" in (text_of(one / "name") or "") and text_of(one / "bind") == "1" for one in consoles):
         return {}
-    return {target_of(classes / "graphics" / name / "device"): name for name in names_in(classes / "graphics")}
+    return {target_of(classes / f"graphics/{CONSOLE}/device"): CONSOLE}
 
 
 def _guarded(paths: list[Path]) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from driver_manager.core.swap.node import HOLDERS_S, HURRY_S, RunContext
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import EvictionRefused, ManagerError, PodsRemain, StandingDown
-from driver_manager.domain.host import UNREAD, is_process, process_blocker
+from driver_manager.domain.host import UNREAD, Holder, is_process, process_blocker
 from driver_manager.domain.node import Node, NodeChange, Pod, PodList
 from driver_manager.domain.pods.workloads import (
     NodePods,
@@ -177,10 +177,9 @@ class Waits:
                     while not deadline.is_over and self._are_open(nodes):
                         ports.clock.sleep(deadline.bound(HOLDERS_POLL_S))
             case WaitForHolders():
-                deadline, pids = self._context.deadline.within(step.timeout_s), frozenset(step.pids)
-                in_use = f"device in use: {several(step.holders, '; ')}"
-                with progress_logged(ports.clock, ports.reporter, deadline, lambda: in_use):
-                    self._until_released(pids, deadline, by_kernel=step.by_kernel)
+                deadline, in_use = self._context.deadline.within(step.timeout_s), several(step.holders, "; ")
+                with progress_logged(ports.clock, ports.reporter, deadline, lambda: f"device in use: {in_use}"):
+                    self._until_released(step, deadline)
             case WaitForStuckPods():
                 self._for_stuck_pods(step)
             case WaitAfterFailure():
@@ -196,11 +195,10 @@ class Waits:
             return False
         return any(holder.how != UNREAD for holder in held)
 
-    def _until_released(self, pids: frozenset[int], deadline: Deadline, *, by_kernel: bool) -> None:
-        """Return once no process in `pids` holds the device, or at the deadline.
+    def _until_released(self, step: WaitForHolders, deadline: Deadline) -> None:
+        """Return once nothing that `step` waits for uses the device, or at the deadline.
 
-        `by_kernel`: also not while a module has users and no process has the device open. Processes are read when the
-        modules' reference count changes, and every HOLDERS_POLL_S.
+        Processes are read when the modules' reference count changes, and every HOLDERS_POLL_S.
         """
         count, next_read = self._count(), deadline.within(HOLDERS_POLL_S)
         while not deadline.is_over:
@@ -209,9 +207,11 @@ class Waits:
             if now == count and not next_read.is_over:
                 continue
             count, next_read = now, deadline.within(HOLDERS_POLL_S)
-            found = self._holders(count)
-            is_explained = not by_kernel or not count or bool(found)
-            if is_explained and pids.isdisjoint(pid for pid, _ in found):
+            modules, found = self._ports.host.modules(), self._holders(count)
+            is_loading = any(one.is_coming for name, one in modules.items() if name in step.coming)
+            is_explained = not step.by_kernel or not count or bool(found)
+            is_held = any(holder.how != UNREAD and holder.pid in step.pids for holder in found)
+            if not is_loading and is_explained and not is_held:
                 return
 
     def _for_stuck_pods(self, step: WaitForStuckPods) -> None:
@@ -235,20 +235,20 @@ class Waits:
             self._ports.clock.sleep(deadline.bound(CHANGE_POLL_S))
             if processes and (now := self._count()) != count:
                 count = now
-                if processes.isdisjoint(process_blocker(*holder) for holder in self._holders(count)):
+                sure = (one for one in self._holders(count) if one.how != UNREAD)
+                if processes.isdisjoint(process_blocker(one.pid, one.process) for one in sure):
                     return
 
     def _count(self) -> int:
         """Reference count of the driver's modules, other modules not counted."""
         return users_of(self._ports.host.modules())
 
-    def _holders(self, count: int) -> frozenset[tuple[int, str]]:
-        """Pid and name of each process that holds the device; empty if they cannot be read."""
+    def _holders(self, count: int) -> tuple[Holder, ...]:
+        """The processes that use the device, or may use it; empty if they cannot be read."""
         try:
-            holders = self._context.holders((), count) if count else ()
+            return self._context.holders((), count) if count else ()
         except ManagerError:
-            return frozenset()
-        return frozenset((holder.pid, holder.process) for holder in holders if holder.how != UNREAD)
+            return ()
 
 
 class PodEviction:

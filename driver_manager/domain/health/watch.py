@@ -582,9 +582,13 @@ def compared(result: ProbeResult, load: str, before: Baseline | None, history: H
     """
     if before is not None and before.load == load:
         before = None
-    if history.driver == load:
-        return in_service(result, before, history.served, history.served_before)
-    return in_service(result, before, (), (*history.served, *history.served_before))
+    served, earlier = history.served, history.served_before
+    if history.driver != load:
+        served, earlier = (), (*served, *earlier)
+    if before is not None and before.functions:
+        # What had left the bus before the swap, as by hand, is not missed after it.
+        earlier = tuple(one for one in earlier if one in before.functions)
+    return in_service(result, before, served, earlier)
 
 
 def decode_watch_record(text: str, boot_id: str) -> History:

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Set
 from msgspec import Struct
 from msgspec.structs import replace
 
-from driver_manager.domain.errors import ConfigError, DriverBusy, EvictionRefused, PodsRemain
+from driver_manager.domain.errors import (
+    ConfigError,
+    DriverBusy,
+    EvictionRefused,
+    ManagerError,
+    PodsRemain,
+    PreflightFailed,
+)
 from driver_manager.domain.host import UNREAD, Holder, pod_blocker, process_blocker
 from driver_manager.domain.node import Pod
 from driver_manager.domain.observation import Policy, Situation
@@ -33,8 +40,8 @@ from driver_manager.domain.pods.workloads import (
     with_action,
     workloads,
 )
+from driver_manager.domain.profile import users
 from driver_manager.domain.selectors import Selector
-from driver_manager.domain.swap.preflight import users_in_kernel
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE
 from driver_manager.domain.swap.steps import (
     AnyStep,
@@ -255,7 +262,7 @@ def _completing(situation: Situation) -> tuple[Pod, ...]:
 #
 # They may go by themselves, so the run first waits with everything in place, and then refuses.
 
-HOLDERS, STUCK = "holders", "stuck-pods"
+HOLDERS, KERNEL, STUCK = "holders", "kernel", "stuck-pods"
 """What can be waited for while everything stays in place; each once in a run."""
 
 STOP_IT = "stop what holds the device (`driver-manager holders` lists it), then run again"
@@ -281,45 +288,82 @@ def wait_for_stuck(situation: Situation, keys: Set[str], found: Iterable[Workloa
 
 
 def wait_for_holders(situation: Situation, found: tuple[Workload, ...]) -> tuple[AnyStep, ...]:
-    """The wait until processes that this run does not stop have released the device; () if there are none.
+    """The wait until processes that this run does not stop have released the device, and the kernel too; () for none.
 
-    `found` is what the plan does to users' pods. Raises DriverBusy if the run has already waited for them.
+    `found` is what the plan does to users' pods. Raises DriverBusy and PreflightFailed if the run has already waited
+    for them.
     """
     held = holders_in_the_way(situation, found)
     coming = tuple(name for name, module in situation.host.modules.items() if module.is_coming)
-    in_kernel = () if coming else users_in_kernel(situation)
-    if not held and not coming and not in_kernel:
+    timeout_s, undisturbed = situation.policy.device_free_timeout_s, is_undisturbed(situation)
+    if held or coming:
+        if HOLDERS in situation.waited:
+            raise _busy(situation, held, found) if held else _still_loading(situation, coming)
+        pids = tuple(dict.fromkeys(holder.pid for holder in held))
+        named = (*map(str, held), *(f"the init function of module {name}" for name in coming))
+        return (WaitForHolders(pids, named, timeout_s, undisturbed, coming), PlanAgain(HOLDERS))
+    used = _used_by_kernel(situation)
+    if not used:
         return ()
-    if HOLDERS in situation.waited:
-        raise _busy(situation, held, found) if held else _busy_in_kernel(situation, coming, in_kernel)
-    pids = tuple(dict.fromkeys(holder.pid for holder in held))
-    inits = (f"the init function of module {name}" for name in coming)
-    named = (*map(str, held), *inits, *(f"the use of {one} by the kernel itself" for one in in_kernel))
-    by_kernel = bool(coming or in_kernel)
-    timeout_s = situation.policy.device_free_timeout_s
-    return (
-        WaitForHolders(pids, named, timeout_s, is_undisturbed(situation), by_kernel=by_kernel),
-        PlanAgain(HOLDERS),
-    )
+    reasons = _reasons_of_kernel(situation)
+    if KERNEL in situation.waited:
+        raise _busy_in_kernel(used, reasons)
+    because = f" (perhaps because {several(reasons)})" if reasons else ""
+    named = tuple(f"the use of {one} by the kernel itself{because}" for one in used)
+    return (WaitForHolders((), named, timeout_s, undisturbed, by_kernel=True), PlanAgain(KERNEL))
 
 
-def _busy_in_kernel(situation: Situation, coming: tuple[str, ...], in_kernel: tuple[str, ...]) -> DriverBusy:
-    end = "; no pod was disturbed" if is_undisturbed(situation) else ""
-    if coming:
-        return DriverBusy(
-            f"module {several(coming)} is still being loaded: its init function has not returned{end}",
-            "Look at the kernel log (dmesg). If it never returns, only a reboot or a power cycle ends it.",
-        )
+def _used_by_kernel(situation: Situation) -> tuple[str, ...]:
+    """The driver's modules that have users although no process has a device open.
+
+    () if that is unknown, and after a pod was disturbed: a process that ends closes its files before its uses end.
+    """
+    obs = situation.obs
+    if not obs.has_read_holders or obs.holders or not is_undisturbed(situation):
+        return ()
+    used = (module for module in situation.host.modules.values() if users(module))
+    return tuple(f"{module.name} ({users(module)} user(s))" for module in used)
+
+
+def _reasons_of_kernel(situation: Situation) -> dict[str, str]:
+    """What on the PCI bus may be why the kernel uses the driver, and what to do about each."""
+    found, bus = dict[str, str](), situation.host.bus
+    for one in bus.functions:
+        count = one.virtual_count or len(bus.virtual_of(one.address))
+        if count and one.driver and not one.is_on_vfio:
+            found[f"{one.address} has {count} virtual function(s)"] = (
+                "End what uses the virtual functions, then remove them: "
+                f"write 0 to /sys/bus/pci/devices/{one.address}/sriov_numvfs."
+            )
+        if one.console:
+            found[f"the console is on {one.console} of {one.address}"] = (
+                "Take the console off it: write 0 to `bind` of the frame buffer device in /sys/class/vtconsole."
+            )
+    return found
+
+
+def _busy_in_kernel(used: tuple[str, ...], reasons: dict[str, str]) -> ManagerError:
+    what = f"the kernel uses the driver, and no process has a device open: {several(used)}"
+    if reasons:
+        return PreflightFailed(f"{what}, as {several(reasons)}; no pod was disturbed", " ".join(reasons.values()))
     return DriverBusy(
-        f"the kernel uses the driver, and no process has a device open: {several(in_kernel)}{end}",
+        f"{what}; no pod was disturbed",
         "Find what the kernel needs it for: an export to another driver (DMA-BUF, peer memory), an open file in a "
         "socket or in io_uring. If nothing can be found, drain and reboot the node.",
     )
 
 
+def _still_loading(situation: Situation, coming: tuple[str, ...]) -> DriverBusy:
+    end = "; no pod was disturbed" if is_undisturbed(situation) else ""
+    return DriverBusy(
+        f"module {several(coming)} is still being loaded: its init function has not returned{end}",
+        "Look at the kernel log (dmesg). If it never returns, only a reboot or a power cycle ends it.",
+    )
+
+
 def is_undisturbed(situation: Situation) -> bool:
     """True if no pod was disturbed so far: no run holds the node, and this one has evicted none."""
-    return not situation.obs.is_resumed and situation.waited <= {HOLDERS, STUCK, AFTER_FAILURE}
+    return not situation.obs.is_resumed and situation.waited <= {HOLDERS, KERNEL, STUCK, AFTER_FAILURE}
 
 
 def holders_in_the_way(situation: Situation, found: tuple[Workload, ...]) -> tuple[Holder, ...]:

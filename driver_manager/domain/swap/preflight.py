@@ -240,7 +240,7 @@ def checks(situation: Situation, *, keeps_driver: bool = False) -> tuple[Check, 
         *((*_driver(situation), *_conflicts(situation), *_removable(situation)) if has_successor else ()),
         *versions(situation),
         _users(situation),
-        *(() if keeps_driver else (*_frozen(situation), *_permanent(situation), *_used_by_kernel(situation))),
+        *(() if keeps_driver else (*_frozen(situation), *_permanent(situation))),
         host_files(situation, situation.host.unwritable),
         *_evidence(situation),
     )
@@ -526,34 +526,6 @@ def _permanent(situation: Situation) -> tuple[Check, ...]:
         for name, why in host.permanent.items()
         if name in host.modules
     )
-
-
-def users_in_kernel(situation: Situation) -> tuple[str, ...]:
-    """The driver's modules that have users although no process has a device open; () where that is unknown."""
-    obs = situation.obs
-    if not obs.has_read_holders or obs.holders:
-        return ()
-    used = (module for module in situation.host.modules.values() if users(module))
-    return tuple(f"{module.name} ({users(module)} user(s))" for module in used)
-
-
-def _used_by_kernel(situation: Situation) -> tuple[Check, ...]:
-    """What the kernel itself uses the driver for, if that explains its users: no pod that leaves would free it."""
-    used = users_in_kernel(situation)
-    reasons = dict[str, str]()
-    for one in situation.host.bus.functions if used else ():
-        count = one.virtual_count or len(situation.host.bus.virtual_of(one.address))
-        if count and one.driver and not one.is_on_vfio:
-            reasons[f"{one.address} has {count} virtual function(s)"] = (
-                "End what uses the virtual functions, then remove them: "
-                f"write 0 to /sys/bus/pci/devices/{one.address}/sriov_numvfs."
-            )
-        if one.console:
-            reasons[f"the console is on {one.console} of {one.address}"] = (
-                "Take the console off it: write 0 to `bind` of the frame buffer device in /sys/class/vtconsole."
-            )
-    what = f"no process has a device open, and the kernel uses the driver: {several(used)}"
-    return tuple(Check("users in the kernel", False, f"{what}, as {why}", remedy) for why, remedy in reasons.items())
 
 
 def written_files(situation: Situation) -> tuple[str, ...]:

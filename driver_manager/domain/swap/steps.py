@@ -631,8 +631,8 @@ def _meanwhile(*, is_undisturbed: bool) -> str:
 class WaitForHolders(Step, frozen=True):
     """Wait until the processes `pids`, which this run does not stop, release the device. `holders` names them.
 
-    `by_kernel`: also until each user of a module is a process that has the device open. `is_undisturbed`: no pod was
-    disturbed so far.
+    Also until the init functions of the modules `coming` have returned, and, if `by_kernel`, until the modules have no
+    users or a process has the device open. `is_undisturbed`: no pod was disturbed so far.
     """
 
     part = OutagePart.DEVICE
@@ -640,6 +640,7 @@ class WaitForHolders(Step, frozen=True):
     holders: tuple[str, ...]
     timeout_s: float
     is_undisturbed: bool = True
+    coming: tuple[str, ...] = ()
     by_kernel: bool = False
 
     def describe(self) -> str:

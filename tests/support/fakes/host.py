@@ -50,7 +50,7 @@ class FakeHost:
     `offers` is the driver version by root. `dying_services` end soon after their start with these versions. `needs`
     names what each module depends on; no root has those in `lacking`. Modules in `hanging` do not end their exit
     functions: they stay in `leaving` until a reboot. `kernel_users` are users of modules that are no process; users
-    that are, and of which no holder is known, have no readable /proc.
+    that are, and of which no holder is known, have no readable /proc. Modules in `coming` are in their init functions.
     """
 
     killer: Killer
@@ -68,6 +68,7 @@ class FakeHost:
     host_driver: str = ""
     stuck_users: dict[str, int] = field(default_factory=dict)
     kernel_users: dict[str, int] = field(default_factory=dict)
+    coming: frozenset[str] = frozenset()
     broken: set[str] = field(default_factory=set)
     sick: set[str] = field(default_factory=set)
     has_device_nodes: bool = True
@@ -412,10 +413,10 @@ class FakeHost:
         there = {*self.loaded, *self.leaving}
         for name, version in self.loaded.items():
             holders = tuple(sorted(other for other in there if name in self.needs.get(other, ())))
-            users = self.stuck_users.get(name, 0) + self.kernel_users.get(name, 0)
+            users = self.stuck_users.get(name, 0) + self.kernel_users.get(name, 0) + (name in self.coming)
             if name == self.root:
                 users += len(self.holding()) + sum(self.services.values())
-            found[name] = Module(name, version, len(holders) + users, holders)
+            found[name] = Module(name, version, len(holders) + users, holders, is_coming=name in self.coming)
         return found
 
 

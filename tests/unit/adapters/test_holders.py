@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.adapters.host import holders
-from driver_manager.adapters.host.files import names_in
 from driver_manager.adapters.host.holders import Looks, bound_to, find_holders, whose
 from driver_manager.adapters.process.forked import Asked, each_within
 from driver_manager.domain.errors import ConfigError
@@ -186,15 +185,15 @@ def test_processes_that_vanish_or_hide_are_passed_over(host: Proc, monkeypatch: 
     half = host.process(8, "/dev/rbln0")
     for name in ("maps", "cgroup", "stat"):
         (half / name).unlink()
-    listed = names_in
+    listed = os.listdir
 
-    def vanishing(folder: Path) -> list[str]:
+    def vanishing(folder: str | Path) -> list[str]:
         names = listed(folder)
-        if folder == host.proc / "7/fd":
+        if str(folder) == str(host.proc / "7/fd"):
             shutil.rmtree(host.proc / "7")
         return names
 
-    monkeypatch.setattr(holders, "names_in", vanishing)
+    monkeypatch.setattr(os, "listdir", vanishing)
     assert host.holders() == (Holder(8, "(gone)", "/dev/rbln0", "open"),)
 
 
@@ -311,3 +310,27 @@ def test_a_node_that_only_a_container_has_is_found_by_its_number(host: Proc) -> 
     for patterns, found in (("/dev/char/1:*", both), ("/dev/char/1:3", both[:1]), ("/dev/char/2:*", [])):
         holders = find_holders(host.proc, host.dev, (patterns, *PATTERNS))
         assert [(one.pid, one.node, one.how) for one in holders] == found
+
+
+def test_a_process_whose_descriptors_may_not_be_listed_is_unknown(host: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.process(7, "/dev/rbln0")
+    listed = os.listdir
+
+    def refusing(folder: str | Path) -> list[str]:
+        if str(folder).endswith("/fd"):
+            raise PermissionError(13, "Permission denied")
+        return listed(folder)
+
+    monkeypatch.setattr(os, "listdir", refusing)
+    assert [(one.pid, one.how) for one in host.holders()] == [(7, UNREAD)]
+
+
+def test_a_task_holds_the_device_after_the_leader_of_its_process_has_ended(host: Proc) -> None:
+    """The kernel shows the files of a task while it lives, and none of a leader that has ended (proc(5))."""
+    host.process(7)
+    shutil.copytree(host.process(8, "/dev/rbln0"), host.proc / "7/task/8", symlinks=True)
+    shutil.rmtree(host.proc / "8")
+    assert host.found() == [(7, "/dev/rbln0", "open")]
+    shutil.rmtree(host.proc / "7/task/8/fd")
+    (host.proc / "7/task/8/maps").write_text(MAP.format("/dev/rbln0"))
+    assert host.found() == [(7, "/dev/rbln0", "mapped")]

@@ -84,6 +84,29 @@ def test_functions_of_a_devices_slot_go_along_if_they_are_of_the_profiles_classe
     assert [str(one) for one in found.in_the_way("7")] == ["0000:c1:00.2 (driver nvme, IOMMU group 7)"]
 
 
+@pytest.mark.parametrize(
+    ("name", "bind", "device", "console"),
+    [
+        ("(M) frame buffer device", "1", ONE, "fb0"),
+        ("(M) frame buffer device", "0", ONE, ""),
+        ("(S) dummy device", "1", ONE, ""),
+        ("(M) frame buffer device", "1", TWO, ""),
+    ],
+)
+def test_the_console_is_on_the_device_of_the_first_framebuffer_if_it_uses_one(
+    tree: PciTree, host: Tree, name: str, bind: str, device: str, console: str
+) -> None:
+    """Documentation/fb/fbcon: a server's own display often is fb0, and an accelerator's fb1."""
+    tree.add(ONE, group="7")
+    host.put("/sys/class/vtconsole/vtcon1/name", f"{name}\n")
+    host.put("/sys/class/vtconsole/vtcon1/bind", f"{bind}\n")
+    for number, address in enumerate((device, ONE)):
+        folder = host.root / f"sys/class/graphics/fb{number}"
+        folder.mkdir(parents=True)
+        (folder / "device").symlink_to(f"../../../{address}")
+    assert bus(host).functions[0].console == console
+
+
 PLAIN = "alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci\n"
 CLOSE = "alias vfio_pci:v00001EFFd00001120sv*sd*bc*sc*i* rebellions_vfio_pci\n"
 CLOSER = "alias vfio_pci:v00001EFFd00001120sv*sd*bc12sc*i* closer_vfio_pci\n"

@@ -100,6 +100,11 @@ NOT_TAKEN = sample("normal", "-", bus={ONE: "rebellions", TWO: ""}, served=(ONE,
         (NOTHING_KNOWN, LEFT, BAD, TWO),
         (NOTHING_KNOWN, NOT_TAKEN, BAD, TWO),
         (NOTHING_KNOWN, FAILED, BAD, "exit status 1"),
+        # An answer that was not complete excuses only what it leaves open.
+        (before("normal", "unclear"), sample("error", "normal"), BAD, "rbln1 is error"),
+        (before("normal", "unclear"), sample("normal", "error"), GOOD, "rbln2 is error, unknown if that was so"),
+        (replace(before("normal", "-"), rest=UNCLEAR), sample("normal", "error"), GOOD, "rbln2 is error, unknown if"),
+        (replace(before("normal", "-"), rest=UNCLEAR), sample("error", "normal"), BAD, "rbln1 is error"),
         (None, sample("normal", "error"), BAD, "rbln2 is error"),
         (None, sample("normal", "missing"), GOOD, "rbln2 is missing"),
         (None, FAILED, BAD, "exit status 1"),
@@ -135,6 +140,9 @@ def test_a_device_without_an_address_is_known_by_its_name() -> None:
             BAD,
         ),
         ([("npu0", ONE, "normal")], [("npu0", TWO, "error")], BAD),
+        ([("0", "", "normal"), ("1", "", "error")], [("a", "", "error"), ("b", "", "normal")], GOOD),
+        ([("0", "", "normal"), ("1", "", "error")], [("a", "", "error"), ("b", "", "error")], BAD),
+        ([("0", "", "normal"), ("1", "", "normal")], [("a", ONE, "normal"), ("b", TWO, "normal")], GOOD),
     ],
 )
 def test_a_tool_of_another_version_may_name_devices_otherwise(

@@ -362,6 +362,15 @@ def test_a_device_that_served_in_this_boot_is_missed_after_another_load_too() ->
     assert HealthWorld(chip=LEFT).turn(), "nobody knows of the other device"
 
 
+def test_a_device_that_had_left_before_a_swap_is_not_missed_after_it() -> None:
+    world = HealthWorld()
+    world.turns(BOTH)
+    world.start_driver()
+    world.baseline = Baseline("boot-1", health=LEFT.health, devices=LEFT.devices, served=(ONE,), functions={ONE: "x"})
+    world.turns(LEFT, LEFT)
+    assert world.state == "healthy"
+
+
 def test_a_device_that_was_bad_before_the_swap_counts_once_it_was_healthy() -> None:
     before = Baseline("boot-1", health=SICK.health, devices=SICK.devices, served=SICK.served)
     world = HealthWorld(baseline=before)

@@ -32,6 +32,7 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.host import UNREAD, Holder, pod_blocker, process_blocker
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.observation import EvictionRules, Policy, Situation
+from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.pods.workloads import OVERDUE_S
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, FIRST_S, failure_to_record, wait_s, wish
@@ -583,3 +584,33 @@ def test_the_same_end_counts_on_and_another_wish_begins_anew(fields: dict[str, A
     past = failure_to_record(now, ModuleFailed("why", "y"), 0.0)
     assert past is not None
     assert past.attempts == attempts
+
+
+# users of the driver that are no process
+
+
+def test_a_process_that_ends_closes_its_files_before_the_driver_is_free() -> None:
+    world = upgrade(known_holders=(TRAINER,), stuck_users={"rebellions": 1})
+    world.clock.after(20.0, lambda: world.given(known_holders=(), stuck_users={}, kernel_users={"rebellions": 1}))
+    world.clock.after(23.0, lambda: world.given(kernel_users={}))
+    world.ended()
+    assert world.clock.now < 1_000.0 + 60.0
+
+
+def test_an_init_function_is_waited_for_while_operands_have_the_device_open() -> None:
+    world = upgrade(coming=frozenset({"rebellions"}))
+    world.clock.after(20.0, lambda: world.given(coming=frozenset()))
+    world.ended()
+    assert world.clock.now < 1_000.0 + 60.0
+
+
+@pytest.mark.parametrize("bus", [(), (PciFunction("0000:c1:00.0", "rebellions", virtual_count=2),)])
+def test_what_the_kernel_uses_for_good_disturbs_no_pod_however_often_a_run_tries(bus: tuple[PciFunction, ...]) -> None:
+    world = upgrade(kernel_users={"rebellions": 1}, holding=tuple)
+    world.host.pci.at = {one.address: one for one in bus}
+    before = tuple(world.cluster.listed)
+    for _ in range(2):
+        world.ended(ExitCode.PREFLIGHT_FAILED if bus else BUSY, "the kernel uses the driver", "no pod was disturbed")
+        world.next_process()
+    assert (tuple(world.cluster.listed), world.node.unschedulable) == (before, False)
+    world.given(kernel_users={}).ended()
