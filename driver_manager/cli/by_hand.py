@@ -58,7 +58,7 @@ from driver_manager.domain.swap.preflight import (
     rights_to_replace,
     source_checks,
 )
-from driver_manager.domain.swap.steps import GiveBack, Plan, WaitForHolders, WaitForStuckPods
+from driver_manager.domain.swap.steps import GiveBack, Plan, WaitForHolders, WaitForOwners, WaitForStuckPods
 from driver_manager.domain.swap.vfio import impossible
 from driver_manager.domain.text import in_words, is_digest, json_text, one_line, several
 from driver_manager.profiles import meaning
@@ -308,6 +308,9 @@ def _in_the_way(decided: Plan) -> tuple[Check, ...]:
             case WaitForHolders():
                 remedy = "Stop what holds the device; for the vendor's host services use --stop-host-services."
                 found.append(Check("device", False, f"the device is in use: {several(step.holders, '; ')}", remedy))
+            case WaitForOwners():
+                what = f"another component is at work on this node: it has set {several(step.labels)}"
+                found.append(Check("operands", False, what, "Wait until it has ended, or find why it does not."))
             case WaitForStuckPods():
                 what = f"{several(step.pods)} should already have ended"
                 found.append(Check("operands", False, what, "Remove what holds each pod (`driver-manager status`)."))

@@ -291,6 +291,7 @@ class DeployLabels(Struct, frozen=True):
 
     `leave_last` are components or whole keys, paused last: the DRA plugin, without which no pod with a claim can end
     (NVIDIA/k8s-driver-manager#213). `on_unless_false` are whole keys of operands that run unless it is `false`.
+    `never_paused` are components whose labels place no operand.
     """
 
     prefix: OptionalKeyPrefix = ""
@@ -299,6 +300,7 @@ class DeployLabels(Struct, frozen=True):
     preinstalled_value: LabelValue = "pre-installed"
     leave_last: tuple[str, ...] = ()
     on_unless_false: tuple[PausableKey, ...] = ()
+    never_paused: tuple[str, ...] = ()
 
     @property
     def driver_key(self) -> str:
@@ -310,7 +312,8 @@ class DeployLabels(Struct, frozen=True):
         inverse = frozenset(self.on_unless_false)
         if not self.prefix:
             return inverse
-        with_prefix = frozenset(key for key in labels if key.startswith(self.prefix) and key != self.driver_key)
+        others = {self.driver_key, *(self.prefix + name for name in self.never_paused)}
+        with_prefix = frozenset(key for key in labels if key.startswith(self.prefix) and key not in others)
         return with_prefix | (self.last_keys & labels.keys()) | inverse
 
     @property

@@ -345,6 +345,8 @@ def _operands(profile: Profile) -> Iterator[str]:
         yield "no deploy labels with a prefix" if deploy.on_unless_false else "no deploy labels: no operand is paused"
         return
     yield f"labels {deploy.prefix}* are paused with {deploy.paused_value}, all but {deploy.driver_key}"
+    if deploy.never_paused:
+        yield f"{_listed([deploy.prefix + name for name in deploy.never_paused])} is left as it is"
     if deploy.leave_last:
         yield f"{_listed(sorted(deploy.last_keys))} once no claim is held any more"
 
@@ -355,6 +357,8 @@ def _workloads(profile: Profile) -> Iterator[str]:
     if profile.device_classes or profile.dra_driver:
         names = [*profile.device_classes, *(f"driver {name}" for name in profile.dra_driver)]
         yield f"pods with a DRA claim of {_listed(names, 'or')}"
+    if profile.serving_classes:
+        yield f"DaemonSets with a claim of {_listed(profile.serving_classes, 'or')} leave after all others"
     if not (profile.resource_prefixes or profile.device_classes or profile.dra_driver):
         yield "no resource or claim shows which pods use the accelerator: none is evicted for it"
     if profile.clients:

@@ -21,6 +21,7 @@ from driver_manager.domain.pods.workloads import (
     is_moved_by,
     names_of_claims,
     namespaces_with_claims,
+    paused_by_owners,
     with_action,
     workloads,
 )
@@ -37,6 +38,7 @@ from driver_manager.domain.swap.steps import (
     WaitForHolders,
     WaitForMachines,
     WaitForOperands,
+    WaitForOwners,
     WaitForRestart,
     WaitForSafeLoad,
     WaitForStuckPods,
@@ -180,12 +182,20 @@ class Waits:
                 deadline, in_use = self._context.deadline.within(step.timeout_s), several(step.holders, "; ")
                 with progress_logged(ports.clock, ports.reporter, deadline, lambda: f"device in use: {in_use}"):
                     self._until_released(step, deadline)
+            case WaitForOwners():
+                deadline, set_by_others = self._context.deadline.within(step.timeout_s), several(step.labels)
+                with progress_logged(ports.clock, ports.reporter, deadline, lambda: f"set by others: {set_by_others}"):
+                    while not deadline.is_over and self._are_paused_by_others():
+                        ports.clock.sleep(deadline.bound(CHANGE_POLL_S))
             case WaitForStuckPods():
                 self._for_stuck_pods(step)
             case WaitAfterFailure():
                 self._after_failure(step)
             case _:
                 assert_never(step)
+
+    def _are_paused_by_others(self) -> bool:
+        return bool(paused_by_owners(self._ports.cluster.node().labels, self._situation.profile))
 
     def _are_open(self, nodes: frozenset[str]) -> bool:
         """True if a process is seen to have one of the device nodes open."""

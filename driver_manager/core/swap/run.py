@@ -59,7 +59,7 @@ from driver_manager.domain.pods.journal_check import (
 )
 from driver_manager.domain.pods.workloads import PodAction, named, names_of_claims, namespaces_with_claims, with_action
 from driver_manager.domain.profile import Profile, driver_version, users, users_of
-from driver_manager.domain.swap.eviction import HOLDERS, KERNEL, STUCK
+from driver_manager.domain.swap.eviction import HOLDERS, KERNEL, OWNERS, STUCK
 from driver_manager.domain.swap.node_patches import decoded_journal
 from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.preflight import access, host_files, is_owned_elsewhere, refuse, rights, written_files
@@ -686,7 +686,7 @@ class _Run:
         if after == AFTER_FAILURE:  # everything is as it was, and the run only begins
             self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
             return
-        if after in (HOLDERS, KERNEL, STUCK) and lock.journal is None:  # each once, and no pod is disturbed yet
+        if after in (HOLDERS, KERNEL, OWNERS, STUCK) and lock.journal is None:  # each once, and no pod is disturbed yet
             self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
         self._waited |= {after}
         self._lock = lock

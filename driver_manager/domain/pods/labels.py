@@ -82,7 +82,7 @@ def originals(
             known = journaled.get(key)
             ours = known is not None and paused_form(known, paused_value) == value
             found[key] = known if ours and known is not None else decoded(value, paused_value)
-        elif is_pausable(value):
+        elif is_on(value, paused_value):
             found[key] = value
     return found
 

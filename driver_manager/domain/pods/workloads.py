@@ -143,8 +143,16 @@ def gates(labels: Mapping[str, str], own: Pod | None, profile: Profile) -> froze
     """Deploy-label keys that may be paused: those that are on, or are paused, but none that places our own pod."""
     places_us = own.selector_keys if own is not None else frozenset[str]()
     keys, inverse = profile.deploy_keys(labels) - places_us, profile.deploy.on_unless_false
+    keys -= paused_by_owners(labels, profile).keys()
     switches = (key for key in keys if key not in inverse and label_rules.is_pausable(labels.get(key)))
     return frozenset(switches) | {key for key in keys & set(inverse) if labels.get(key) != label_rules.OFF}
+
+
+def paused_by_owners(labels: Mapping[str, str], profile: Profile) -> dict[str, str]:
+    """The deploy labels that another component has paused, with their values: it is at work, and restores them."""
+    paused = profile.deploy.paused_value
+    keys = profile.deploy_keys(labels) & labels.keys()
+    return {key: labels[key] for key in sorted(keys) if label_rules.is_paused_by_others(labels[key], paused)}
 
 
 def is_placed_by(pod: Pod, keys: Set[str], own: Pod | None) -> bool:

@@ -32,6 +32,7 @@ from driver_manager.domain.swap.eviction import (
     is_managed,
     stopped_services,
     wait_for_holders,
+    wait_for_owners,
     wait_for_stuck,
 )
 from driver_manager.domain.swap.node_patches import found_journal, noted_driver, pausable_keys, paused_keys, take
@@ -284,7 +285,11 @@ def before_the_unload(
     cleared, cordon = clearing(situation), not is_managed(situation)
     services = stopped_services(situation)
     first, last = pause_in_two(situation)
-    patient = (*wait_for_stuck(situation, first | last, cleared.found), *wait_for_holders(situation, cleared.found))
+    patient = (
+        *wait_for_owners(situation),
+        *wait_for_stuck(situation, first | last, cleared.found),
+        *wait_for_holders(situation, cleared.found),
+    )
     taken = taking(situation, first, cordon=cordon, services=services, bindings=bindings)
     # No pod may come while the run waits for others, so the cordon is set before that, where that is not done yet.
     is_early = cordon and bool(cleared.first)

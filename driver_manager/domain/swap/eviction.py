@@ -35,6 +35,7 @@ from driver_manager.domain.pods.workloads import (
     mounts,
     moved_by,
     node_pods,
+    paused_by_owners,
     placed_by,
     refusal,
     with_action,
@@ -51,6 +52,7 @@ from driver_manager.domain.swap.steps import (
     PlanAgain,
     WaitForCompletion,
     WaitForHolders,
+    WaitForOwners,
     WaitForSafeLoad,
     WaitForStuckPods,
     WithdrawSafeLoad,
@@ -262,7 +264,7 @@ def _completing(situation: Situation) -> tuple[Pod, ...]:
 #
 # They may go by themselves, so the run first waits with everything in place, and then refuses.
 
-HOLDERS, KERNEL, STUCK = "holders", "kernel", "stuck-pods"
+HOLDERS, KERNEL, OWNERS, STUCK = "holders", "kernel", "owners", "stuck-pods"
 """What can be waited for while everything stays in place; each once in a run."""
 
 STOP_IT = "stop what holds the device (`driver-manager holders` lists it), then run again"
@@ -285,6 +287,23 @@ def wait_for_stuck(situation: Situation, keys: Set[str], found: Iterable[Workloa
     names = tuple(map(str, stuck.values()))
     wait = WaitForStuckPods(tuple(stuck), names, situation.policy.pod_termination_timeout_s, is_undisturbed(situation))
     return (wait, PlanAgain(STUCK))
+
+
+def wait_for_owners(situation: Situation) -> tuple[AnyStep, ...]:
+    """The wait for components that have paused operands for a work of their own; () for none. Raises PodsRemain."""
+    found = paused_by_owners(situation.obs.node.labels, situation.profile)
+    if not found:
+        return ()
+    labels = tuple(f"{key}={value}" for key, value in found.items())
+    if OWNERS in situation.waited:
+        end = "; no pod was disturbed" if is_undisturbed(situation) else ""
+        raise PodsRemain(
+            f"another component is at work on this node: it has set {several(labels)}{end}",
+            "Find why it has not ended (mig-manager leaves the labels so after a failure); then set each label as it "
+            "was before.",
+        )
+    timeout_s = situation.policy.pod_termination_timeout_s
+    return (WaitForOwners(labels, timeout_s, is_undisturbed(situation)), PlanAgain(OWNERS))
 
 
 def wait_for_holders(situation: Situation, found: tuple[Workload, ...]) -> tuple[AnyStep, ...]:
@@ -363,7 +382,7 @@ def _still_loading(situation: Situation, coming: tuple[str, ...]) -> DriverBusy:
 
 def is_undisturbed(situation: Situation) -> bool:
     """True if no pod was disturbed so far: no run holds the node, and this one has evicted none."""
-    return not situation.obs.is_resumed and situation.waited <= {HOLDERS, KERNEL, STUCK, AFTER_FAILURE}
+    return not situation.obs.is_resumed and situation.waited <= {HOLDERS, KERNEL, OWNERS, STUCK, AFTER_FAILURE}
 
 
 def holders_in_the_way(situation: Situation, found: tuple[Workload, ...]) -> tuple[Holder, ...]:

@@ -41,7 +41,14 @@ from driver_manager.domain.swap.building import (
     taking,
     users_stay,
 )
-from driver_manager.domain.swap.eviction import driver_pods, refuse_unmoved, safe_load, stale_safe_load, wait_for_stuck
+from driver_manager.domain.swap.eviction import (
+    driver_pods,
+    refuse_unmoved,
+    safe_load,
+    stale_safe_load,
+    wait_for_owners,
+    wait_for_stuck,
+)
 from driver_manager.domain.swap.preflight import (
     is_host_driver,
     is_loaded,
@@ -426,7 +433,7 @@ def _keep(situation: Situation) -> Plan:
     first, last = pause_in_two(situation)
     refuse_unmoved(situation, first, bound_only=True)
     taken = taking(situation, first, cordon=False)
-    patient = (*wait_for_stuck(situation, first), *wait_for_machines(situation))
+    patient = (*wait_for_owners(situation), *wait_for_stuck(situation, first), *wait_for_machines(situation))
     back = (*return_devices(situation, probes=True), *make_virtual_again(situation))
     # A DRA plugin with the old root is restarted: pods keep their claims, and can end once it is back.
     restarted = last & bound_to_root(situation.obs, situation.profile)

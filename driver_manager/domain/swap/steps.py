@@ -648,6 +648,19 @@ class WaitForHolders(Step, frozen=True):
         return f"wait up to {self.timeout_s:g} s, {meanwhile}, for the device to be released: {named}"
 
 
+class WaitForOwners(Step, frozen=True):
+    """Wait until other components have restored the deploy `labels` (key=value) that they have paused."""
+
+    part = OutagePart.OPERANDS
+    labels: tuple[str, ...]
+    timeout_s: float
+    is_undisturbed: bool = True
+
+    def describe(self) -> str:
+        meanwhile = _meanwhile(is_undisturbed=self.is_undisturbed)
+        return f"wait up to {self.timeout_s:g} s, {meanwhile}, for who has set {several(self.labels)} to restore it"
+
+
 class WaitForStuckPods(Step, frozen=True):
     """Wait for pods that should have ended long before this run began."""
 
@@ -696,7 +709,7 @@ class WaitForMachines(Step, frozen=True):
         return f"wait up to {self.timeout_s:g} s for the virtual machines to release their devices: {named}"
 
 
-WaitStep = WaitForMachines | WaitForHolders | WaitForStuckPods | WaitAfterFailure
+WaitStep = WaitForMachines | WaitForHolders | WaitForOwners | WaitForStuckPods | WaitAfterFailure
 
 
 # The plan: ordered steps, and the stated reason for them.

@@ -68,6 +68,7 @@ MEANINGS = {
     "deploy.paused_value": "value of a paused deploy label",
     "deploy.preinstalled_value": "value of the driver's deploy label where the host has its own driver",
     "deploy.leave_last": "components, or whole label keys, paused only after the last claim holder has left",
+    "deploy.never_paused": "components whose deploy labels place no operand, and are left as they are",
     "deploy.on_unless_false": "keys of labels whose operands run without them: paused with `false`, then removed",
     "passthrough.mode_key": "label that gives a node's devices to containers or virtual machines; empty: there is none",
     "passthrough.mode_value": "its value for virtual machines; with any other, `reconcile-vfio-state` stands down",

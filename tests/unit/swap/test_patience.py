@@ -614,3 +614,23 @@ def test_what_the_kernel_uses_for_good_disturbs_no_pod_however_often_a_run_tries
         world.next_process()
     assert (tuple(world.cluster.listed), world.node.unschedulable) == (before, False)
     world.given(kernel_users={}).ended()
+
+
+# operands that another component has paused
+
+
+def test_a_component_that_is_at_work_is_waited_for_and_its_labels_are_left_to_it() -> None:
+    world = upgrade()
+    world.cluster.edit({PLUGIN: "paused-for-mig-change"})
+    world.clock.after(30.0, lambda: world.cluster.edit({PLUGIN: "true"}))
+    world.ended()
+    assert all(value != "paused-for-mig-change" for patch in world.cluster.patches for value in patch.labels.values())
+    assert world.node.labels[PLUGIN] == "true"
+
+
+def test_one_that_does_not_end_is_named_and_no_pod_is_disturbed() -> None:
+    world = upgrade()
+    world.cluster.edit({PLUGIN: "paused-for-mig-change"})
+    world.ended(ExitCode.PODS_REMAIN, f"it has set {PLUGIN}=paused-for-mig-change; no pod was disturbed")
+    assert world.only_showed_its_end()
+    assert world.node.labels[PLUGIN] == "paused-for-mig-change"
