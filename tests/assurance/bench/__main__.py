@@ -65,7 +65,7 @@ def of_reconcile(plane: ControlPlane) -> list[Figure]:
     tools = f"stand-in tools in sh; {OVER.format(RUNS)}"
     deleted, whole = "from before its final DELETE is sent", "start to end of the process less the pods' second"
     return [
-        Figure("API requests of one reconcile with 6 operands", "", requests, 5, audited),
+        Figure("API requests of one reconcile with 6 operands and 2 modules", "", requests, 7, audited),
         Figure("last pod's deletion to the process' exit", "s", reactions, 0.15, f"{deleted}; {tools}", floors, 2),
         Figure("whole overhead of a reconcile", "s", overheads, 0.35, f"{whole}; {tools}", floors, 5),
         Figure("peak memory of a reconcile", "MiB", peaks, 36.0, f"ru_maxrss, as in a pod; {OVER.format(PEAK_RUNS)}"),

@@ -58,7 +58,7 @@ def test_two_hundred_nodes_go_in_waves_within_the_budget_at_every_write(
 
 
 NODES = 100
-SEQUENCE = ("get nodes", "list pods", "patch nodes", "watch pods", "patch nodes")
+SEQUENCE = ("get nodes", "list pods", "patch nodes", "watch pods", "get nodes", "get nodes", "patch nodes")
 
 
 @pytest.mark.shares(6)

@@ -632,5 +632,5 @@ def test_one_that_does_not_end_is_named_and_no_pod_is_disturbed() -> None:
     world = upgrade()
     world.cluster.edit({PLUGIN: "paused-for-mig-change"})
     world.ended(ExitCode.PODS_REMAIN, f"it has set {PLUGIN}=paused-for-mig-change; no pod was disturbed")
-    assert world.only_showed_its_end()
+    assert world.only_showed_its_end
     assert world.node.labels[PLUGIN] == "paused-for-mig-change"
