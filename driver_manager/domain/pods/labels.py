@@ -33,7 +33,7 @@ def is_pausable(value: str | None) -> bool:
 
 
 def is_on(value: str | None, paused_value: str) -> bool:
-    """Whether a label holding `value` places an operand now: it is on, and nobody has paused it."""
+    """Whether a label holding `value` places an operand now: it is on, and no component has paused it."""
     is_off = not is_pausable(value) or is_paused(value, paused_value)
     return not is_off and not is_paused_by_others(value, paused_value)
 

@@ -125,6 +125,7 @@ def _node(dice: random.Random, profile: Profile) -> Node:
     asked = {keys.safe_load: "true"} if keys.safe_load else {}
     managed = {keys.upgrade_enabled: "true"} if keys.upgrade_enabled else {}
     labels = builders.LABELS | DRA if dice.random() < 0.7 else {}
+    labels |= {builders.PLUGIN: "paused-for-mig-change"} if dice.random() < 0.2 else {}
     return builders.node(labels, annotations=dice.choice(({}, {}, managed, asked)))
 
 

@@ -27,6 +27,7 @@ from tests.support.control_plane.foreign_edits import (
     plays,
     wanted,
 )
+from tests.support.control_plane.kubelet import create_operands
 from tests.support.control_plane.processes import EFFECTS, Ended, ForkedCommand, Orders
 from tests.support.control_plane.runner import ASCEND_OLD, ASCEND_ROOT, NEW, NEW_DIGEST, OLD
 from tests.support.control_plane.scene import Left, NodeScene, World, make_stage, open_world
@@ -306,3 +307,26 @@ def test_an_operators_state_machine_and_the_run_change_the_node_at_the_same_mome
     assert run.end().code == 0, run.log
     assert last == "upgrade-done"
     assert Left.of(scene) == Left({**scene.labels, key: last}, is_cordoned=True, driver=NEW)
+
+
+@pytest.mark.parametrize(("sets_back", "code", "driver"), [((2,), 0, NEW), ((2, 4), 3, OLD)], ids=["once", "twice"])
+def test_a_label_that_an_operator_sets_back_before_the_unload(
+    scene: NodeScene, sets_back: tuple[int, ...], code: int, driver: str
+) -> None:
+    """The second GET of a run is its look before the first module, the third is part of the pause."""
+    placed = create_operands(scene.stack, scene.world.api, scene.node, ("device-plugin",))
+    scene.labels = scene.node.labels()
+    (key,) = placed.deploy_labels.values()
+    run: ForkedCommand = scene.start(*AGAIN, orders=Orders(stops=("node before",)))
+    number = 0
+    while run.wait_stopped():
+        number += 1
+        if number in sets_back:
+            scene.node.set_labels({key: "true"})
+        run.go_on()
+    ended = run.end()
+    assert ended.code == code, run.log
+    assert f" set {key} back, which this run had paused; pausing again" in ended.err
+    assert ("for the second time" in ended.err) is (code == 3)
+    assert Left.of(scene) == Left(scene.labels, driver=driver, state="failed" if code else "ready")
+    placed.wait_running()
