@@ -34,7 +34,7 @@ from tests.support.tiers import TierError
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOGS = CHECKOUT / "build/test"
 QUICK_CLUSTER = (
-    "test_reconcile.py::test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests",
+    "test_reconcile.py::test_an_upgrade_ends_with_every_label_as_it_was_in_few_requests",
     "test_rollout.py::test_a_rollout_goes_through_its_waves_in_few_writes_and_is_idle_afterwards",
 )
 COVERED_BY = "3.13"

@@ -200,6 +200,9 @@ _WITHDRAWAL = ("managed", Asked("get", "nodes", 3))
 _RELEASES = {"full": 2, "rebind": 2, "first": 2, "vfio": 2, "evict": 3, "managed": 4}
 """Which patch of the Node gives it back, by route: a JSON patch, of which 422 means that a test in it failed."""
 
+_LOOKS = {"full": (2, 3), "vfio": (2, 3), "evict": (3, 4), "managed": (5, 6)}
+"""Which reads of the Node are looks at its labels before a module is unloaded: without an answer the run goes on."""
+
 _WAITS = {"evict": 3}
 """Waits for pods of routes with more than two: for workloads, operands, and the DRA plugin, which is paused last."""
 
@@ -208,6 +211,7 @@ _SEES_ALL = ("evict", "managed")
 
 _MEANINGS: tuple[tuple[Meant, int | None], ...] = (
     (lambda cell, what: _cuts_off(cell) and not _is_first(cell), UNAVAILABLE),
+    (lambda cell, what: what == ("get", "nodes") and cell.asked.nth in _LOOKS.get(cell.route, ()), None),
     (lambda cell, what: what == ("create", "events"), None),  # one warning
     (lambda cell, what: what == ("list", "pods") and cell.kind == "403" and _does_with_less(cell), None),
     (lambda cell, what: what == _CLAIMS and cell.kind == "403", None),  # it gets the claims by their names instead

@@ -450,6 +450,8 @@ class Drivers:
 
 
 OTHER_NAMESPACE = "other-team"
+_OTHER_PODS = f"/api/v1/namespaces/{OTHER_NAMESPACE}/pods"
+_OTHER_SETS = f"/apis/apps/v1/namespaces/{OTHER_NAMESPACE}/daemonsets"
 CLIENT = {"rebellions.ai/npu-driver-manager.client": "true"}
 """The label by which its author has a pod restarted with each driver."""
 
@@ -471,12 +473,12 @@ class OtherTeam:
         return found[0]
 
     def running(self, name: str) -> list[Json]:
-        return running(self._drivers.api.list(_PODS, labelSelector=f"app={name}"))
+        return running(self._drivers.api.list(_OTHER_PODS, labelSelector=f"app={name}"))
 
     def remove(self) -> None:
-        for one in self._drivers.api.list(_SETS):
-            gone(lambda one=one: self._drivers.api.delete(f"{_SETS}/{one['metadata']['name']}"))  # type: ignore[misc]
-        wait_until(lambda: not running(self._drivers.api.list(_PODS)), f"no pod of {OTHER_NAMESPACE} runs")
+        for one in self._drivers.api.list(_OTHER_SETS):
+            gone(lambda one=one: self._drivers.api.delete(f"{_OTHER_SETS}/{one['metadata']['name']}"))  # type: ignore[misc]
+        wait_until(lambda: not running(self._drivers.api.list(_OTHER_PODS)), f"no pod of {OTHER_NAMESPACE} runs")
 
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:rebellions-driver-rollout"

@@ -53,7 +53,7 @@ def event_of(one: CommandRunner) -> Json:
     return event
 
 
-def test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests_and_one_for_each_module(
+def test_an_upgrade_ends_with_every_label_as_it_was_in_few_requests(
     runner_for: RunnerFactory, operands: OperandsFactory, control_plane: ControlPlane
 ) -> None:
     one = runner_for({**ALL_LABELS, f"{PREFIX}long": "x" * 50})

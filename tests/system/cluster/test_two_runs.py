@@ -93,8 +93,8 @@ def test_a_node_that_never_stops_changing_ends_the_run_after_a_bounded_number_of
 SERVICE = "rbln_daemon.service"
 AGAIN = ("--force-reinstall", "--stop-host-services")
 BY_HAND = {"POD_NAME": ""}
-FENCED = frozenset(EFFECTS) - {"start_service"}
-"""Effects during which no other run takes over. A service is started right after a look at the Node."""
+FENCED = frozenset(EFFECTS)
+"""Effects during which no other run takes over."""
 
 IMPATIENT = Orders(turn_s=0.3)
 AT_ONCE = 4

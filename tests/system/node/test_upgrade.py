@@ -12,7 +12,9 @@ from tests.support.node.drivers import MANAGER, OPERANDS, Drivers
 from tests.support.node.measured import Action, Part, Table, Timeline, patches
 from tests.support.node.place import wait_until
 
-REQUESTS = ["get nodes", "list pods", "patch nodes", "watch pods", "get nodes", "patch nodes"]
+LOOKS = ["get nodes"] * 2
+"""At the labels, before each module is unloaded."""
+REQUESTS = ["get nodes", "list pods", "patch nodes", "watch pods", *LOOKS, "get nodes", "patch nodes"]
 """The least where there is a kubelet: the record of our cordon does not keep its place, so the release takes a look."""
 
 BESIDE = ("create selfsubjectaccessreviews", "create events")
