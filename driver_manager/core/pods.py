@@ -26,6 +26,7 @@ from driver_manager.domain.pods.workloads import (
     AFTER_GRACE_S,
     PodAction,
     Workload,
+    after_others_s,
     grace_s,
     why_still_there,
     with_action,
@@ -324,7 +325,7 @@ class Evictor:
         going, begun = tuple(leaving), self._clock.monotonic()
         terminating = with_action(going, PodAction.WAIT)
         latest = max([0.0, *(begun + grace_s(one.pod) + AFTER_GRACE_S for one in terminating)])
-        latest = max(latest, self.ask(with_action(going, PodAction.EVICT), asking))
+        latest = max(latest, self.ask(with_action(going, PodAction.EVICT), asking)) + after_others_s(going)
         uids = frozenset(one.pod.uid for one in going)
         wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.has_left)
         wait.until_gone(known, limit.until(max(asking.end, latest)))

@@ -451,8 +451,8 @@ class DriverSwap:
         host, removed = self._context.ports.host, list[str]()
         try:
             while loaded := host.modules():
-                self._context.ports.clock.check()
                 before_each()
+                self._context.ports.clock.check()
                 if not removed:
                     self._keep_evidence(loaded)
                     if self._gap is not None:

@@ -52,7 +52,6 @@ from driver_manager.domain.reboot.decision import request_labels
 from driver_manager.domain.reboot.state import event_key, request_of
 from driver_manager.domain.swap.node_patches import (
     marked_cleared,
-    pause_again,
     pause_more,
     release,
     set_back,
@@ -613,7 +612,6 @@ class NodeSteps:
                 node = self.rewrite(step, lambda node, journal: pause_more(node, journal, profile, keys))
                 self.paused_at = node.resource_version if node is not None else self.paused_at
             case MarkCleared():
-                self.keep_paused()
                 self.rewrite(step, lambda _, journal: marked_cleared(journal, profile, step.revision))
             case GiveBack():
                 context.lock.release(context.lock.journal or step.journal)
@@ -649,7 +647,6 @@ class NodeSteps:
             return ()
         try:
             keys = tuple(sorted(set_back(ports.cluster.node(only_once=True), lock.journal, profile)))
-            writer = ports.cluster.label_writer(keys[0]) if keys else ""
         except ManagerError as error:
             if ports.clock.is_ending():
                 raise
@@ -658,6 +655,9 @@ class NodeSteps:
             return ()
         if not keys:
             return ()
+        writer = ""
+        with contextlib.suppress(ManagerError):
+            writer = ports.cluster.label_writer(keys[0])
         what = f"{writer or 'another writer'} set {several(keys)} back, which this run had paused"
         if lock.was_set_back:
             remedy = (
@@ -667,7 +667,9 @@ class NodeSteps:
         lock.was_set_back = True
         ports.reporter.warn(f"{what}; pausing again")
         step = PauseLast(keys)
-        node = self.rewrite(step, lambda node, journal: pause_again(node, journal, profile))
+        node = self.rewrite(
+            step, lambda node, journal: pause_more(node, journal, profile, set_back(node, journal, profile))
+        )
         self.paused_at = node.resource_version if node is not None else self.paused_at
         return keys
 

@@ -168,8 +168,8 @@ class Waits:
         self._situation = context.situation
         self._ports = context.ports
 
-    def do(self, step: WaitStep) -> None:
-        """Do `step`. Raises PodsRemain, Terminated."""
+    def do(self, step: WaitStep) -> bool:
+        """Do `step`; True if the use of the device that it waits for has ended. Raises PodsRemain, Terminated."""
         ports = self._ports
         match step:
             case WaitForMachines():
@@ -181,7 +181,7 @@ class Waits:
             case WaitForHolders():
                 deadline, in_use = self._context.deadline.within(step.timeout_s), several(step.holders, "; ")
                 with progress_logged(ports.clock, ports.reporter, deadline, lambda: f"device in use: {in_use}"):
-                    self._until_released(step, deadline)
+                    return self._until_released(step, deadline)
             case WaitForOwners():
                 deadline, set_by_others = self._context.deadline.within(step.timeout_s), several(step.labels)
                 with progress_logged(ports.clock, ports.reporter, deadline, lambda: f"set by others: {set_by_others}"):
@@ -193,6 +193,7 @@ class Waits:
                 self._after_failure(step)
             case _:
                 assert_never(step)
+        return False
 
     def _are_paused_by_others(self) -> bool:
         return bool(paused_by_owners(self._ports.cluster.node().labels, self._situation.profile))
@@ -205,8 +206,8 @@ class Waits:
             return False
         return any(holder.how != UNREAD for holder in held)
 
-    def _until_released(self, step: WaitForHolders, deadline: Deadline) -> None:
-        """Return once nothing that `step` waits for uses the device, or at the deadline.
+    def _until_released(self, step: WaitForHolders, deadline: Deadline) -> bool:
+        """Return True once nothing that `step` waits for uses the device, False at the deadline.
 
         Processes are read when the modules' reference count changes, and every HOLDERS_POLL_S.
         """
@@ -219,10 +220,11 @@ class Waits:
             count, next_read = now, deadline.within(HOLDERS_POLL_S)
             modules, found = self._ports.host.modules(), self._holders(count)
             is_loading = any(one.is_coming for name, one in modules.items() if name in step.coming)
-            is_explained = not step.by_kernel or not count or bool(found)
+            is_explained = not count or (bool(found) and not step.by_kernel)
             is_held = any(holder.how != UNREAD and holder.pid in step.pids for holder in found)
             if not is_loading and is_explained and not is_held:
-                return
+                return True
+        return False
 
     def _for_stuck_pods(self, step: WaitForStuckPods) -> None:
         """Wait until the pods are gone. Raises PodsRemain, which names what holds each of them."""

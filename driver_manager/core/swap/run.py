@@ -59,7 +59,7 @@ from driver_manager.domain.pods.journal_check import (
 )
 from driver_manager.domain.pods.workloads import PodAction, named, names_of_claims, namespaces_with_claims, with_action
 from driver_manager.domain.profile import Profile, driver_version, users, users_of
-from driver_manager.domain.swap.eviction import HOLDERS, KERNEL, OWNERS, STUCK
+from driver_manager.domain.swap.eviction import AGAIN, HOLDERS, KERNEL, OWNERS, STUCK
 from driver_manager.domain.swap.node_patches import decoded_journal
 from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.preflight import access, host_files, is_owned_elsewhere, refuse, rights, written_files
@@ -80,6 +80,7 @@ from driver_manager.domain.swap.steps import (
     KeepBindings,
     LoadModules,
     MakeVirtualFunctions,
+    MarkCleared,
     ModuleStep,
     NodeStep,
     OperatorStep,
@@ -98,6 +99,7 @@ from driver_manager.domain.swap.steps import (
     UnloadModules,
     UnmountDriverRoot,
     WaitAfterFailure,
+    WaitForDevice,
     WaitForOperands,
     WaitStep,
     earlier,
@@ -124,6 +126,8 @@ class Executor:
         self._modules = DriverSwap(context, self._root, self._keep_paused)
         self._devices = DeviceSteps(context)
         self._reboots = RebootRequests(context)
+        self._has_ended = False
+        """Whether what was waited for last has ended."""
 
     def run(self) -> str:
         """Do every step in order, up to one after which to plan again: what for; "" at the end. Raises ManagerError."""
@@ -135,8 +139,8 @@ class Executor:
             for number, step in enumerate(steps, 1):
                 if not isinstance(step, RecordDigest):  # a verified driver without its digest would be replaced again
                     ports.clock.check()
-                if isinstance(step, PlanAgain):
-                    return step.after
+                if isinstance(step, PlanAgain):  # the kernel may use the driver again, as briefly
+                    return AGAIN if step.after == KERNEL and self._has_ended else step.after
                 if isinstance(step, StandDown | HoldForReboot | WaitStep):  # nothing is done to the driver meanwhile
                     work.close()
                 ports.reporter.step(number, len(steps), step.describe())
@@ -154,9 +158,9 @@ class Executor:
         if isinstance(step, PodStep):
             return self._pods.do(step, paused_at=self._node.paused_at, replaces=self._plan.decision in REPLACING)
         if isinstance(step, WaitStep):
-            self._patience.do(step)
+            self._has_ended = self._patience.do(step)
         elif isinstance(step, NodeStep):
-            self._node.do(step)
+            self._on_node(step)
         elif isinstance(step, OperatorStep):
             self._operator.do(step)
         elif isinstance(step, ModuleStep):
@@ -170,6 +174,14 @@ class Executor:
         elif not isinstance(step, PlanAgain):
             assert_never(step)
         return False
+
+    def _on_node(self, step: NodeStep) -> None:
+        """Do `step`. A driver pod that unloads the driver is deleted only while the operands stay away."""
+        waits = (one for one in self._plan.steps if isinstance(one, WaitForDevice))
+        if isinstance(step, MarkCleared) and self._keep_paused():
+            for wait in waits:
+                self._modules.do(wait)
+        self._node.do(step)
 
     def _keep_paused(self) -> bool:
         """Pause operands again that another writer has switched on, and wait until they have left: whether there were.
@@ -686,7 +698,9 @@ class _Run:
         if after == AFTER_FAILURE:  # everything is as it was, and the run only begins
             self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
             return
-        if after in (HOLDERS, KERNEL, OWNERS, STUCK) and lock.journal is None:  # each once, and no pod is disturbed yet
+        if (
+            after in (AGAIN, HOLDERS, KERNEL, OWNERS, STUCK) and lock.journal is None
+        ):  # each once, and no pod is disturbed yet
             self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
         self._waited |= {after}
         self._lock = lock

@@ -88,12 +88,21 @@ def originals(
 
 
 def restored(labels: Mapping[str, str], saved: Mapping[str, str], paused_value: str) -> dict[str, str]:
-    """New value by key, of the labels in `saved` that still hold a pause of it; all others are left as they are."""
-    return {
-        key: original
-        for key, original in sorted(saved.items())
-        if key in labels and _is_pause_of(original, labels[key], paused_value)
-    }
+    """New value by key, of the labels in `saved` that still hold a pause of it; all others are left as they are.
+
+    Of a label that another component has paused on top of ours, its pause is kept.
+    """
+    found = {}
+    for key, original in sorted(saved.items()):
+        value, ours = labels.get(key), paused_form(original, paused_value)
+        if value is None:
+            continue
+        if _is_pause_of(original, value, paused_value):
+            found[key] = original
+        elif value.startswith(f"{ours}_") and is_paused_by_others(value, paused_value):
+            theirs = value.removeprefix(f"{ours}_")
+            found[key] = theirs if original == "true" else f"{original}_{theirs}"
+    return found
 
 
 def _is_pause_of(original: str, value: str, paused_value: str) -> bool:

@@ -346,10 +346,11 @@ def workloads(scene: NodePods, profile: Profile, rules: EvictionRules) -> tuple[
     claims = {(claim.namespace, claim.name): claim for claim in scene.claims}
     holders = {holder.pod_uid: holder for holder in reversed(scene.holders) if holder.pod_uid}
     keys = gates(scene.labels, scene.own_pod, profile)
+    serving = _serving(scene, claims, profile, rules)
     found = []
     for pod in sorted(scene.pods, key=lambda pod: (pod.namespace, pod.name)):
         asked, holder = _asks_for(pod, claims, profile, rules), holders.get(pod.uid)
-        if asked and _serves_others(pod, claims, profile):
+        if pod.uid in serving:
             found.append(Workload(pod, asked, PodAction.WAIT, "it leaves after the pods whose claims it serves"))
         elif asked:
             found.append(_judged(pod, asked, holder, _why_never(pod, scene, profile), rules))
@@ -454,12 +455,27 @@ def _claims_of(pod: Pod, claims: Mapping[tuple[str, str], Claim], profile: Profi
     return [name for name, claim in found if claim is not None and _is_of_class(claim, profile, rules)]
 
 
-def _serves_others(pod: Pod, claims: Mapping[tuple[str, str], Claim], profile: Profile) -> bool:
-    """True if all that it asks for are claims of the DaemonSets that a DRA driver makes for claims of users."""
-    held = [claims.get((pod.namespace, name)) for name in pod.claims]
-    serving = {*profile.serving_classes}
-    is_serving = all(one is not None and serving.issuperset(one.device_classes) for one in held)
-    return bool(held) and is_serving and not pod.resources and pod.owner_kind == "DaemonSet"
+def _serving(
+    scene: NodePods, claims: Mapping[tuple[str, str], Claim], profile: Profile, rules: EvictionRules
+) -> frozenset[str]:
+    """The pods of DaemonSets that a DRA driver makes for users' claims, by uid; () if no such user is to leave."""
+    classes, serving, has_users = {*profile.serving_classes}, set[str](), False
+    for pod in scene.pods if classes else ():
+        held = [claims.get((pod.namespace, name)) for name in pod.claims]
+        serves = all(one is not None and one.device_classes and classes.issuperset(one.device_classes) for one in held)
+        if _why_never(pod, scene, profile):
+            continue
+        if held and serves and not pod.resources and pod.owner_kind == "DaemonSet":
+            serving.add(pod.uid)
+        elif _claims_of(pod, claims, profile, rules):
+            has_users = True
+    return frozenset(serving if has_users else ())
+
+
+def after_others_s(going: Iterable[Workload]) -> float:
+    """Seconds that pods which leave after all others may take; 0 without one."""
+    waiting = (one.pod for one in going if one.action is PodAction.WAIT and not one.pod.deleting)
+    return max((grace_s(pod) + AFTER_GRACE_S for pod in waiting), default=0.0)
 
 
 def _is_of_class(claim: Claim, profile: Profile, rules: EvictionRules) -> bool:

@@ -316,14 +316,15 @@ def pause_in_two(situation: Situation) -> tuple[frozenset[str], frozenset[str]]:
     keys = pausable_keys(situation.obs, situation.profile) | driver_gate(situation)
     waits = holds_claim(node_pods(situation.obs), situation.profile, situation.policy.eviction)
     last = plugin_keys(situation.obs.pods.pods, situation.profile) if waits else frozenset()
-    return keys - last, (keys & last) - paused_keys(situation.obs.node, situation.profile)
+    return keys - last, keys & last
 
 
 def pause_last(situation: Situation, keys: frozenset[str]) -> tuple[AnyStep, ...]:
     """The steps that pause `keys` when all others have left, and wait for their pods."""
     if not keys:
         return ()
-    return (PauseLast(tuple(sorted(keys))), _wait_for_operands(situation, keys))
+    left = keys - paused_keys(situation.obs.node, situation.profile)
+    return (*((PauseLast(tuple(sorted(left))),) if left else ()), _wait_for_operands(situation, keys))
 
 
 def _wait_for_operands(situation: Situation, keys: Set[str]) -> WaitForOperands:

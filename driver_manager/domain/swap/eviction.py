@@ -27,6 +27,7 @@ from driver_manager.domain.pods.workloads import (
     PodAction,
     Use,
     Workload,
+    after_others_s,
     by_name,
     drained,
     grace_s,
@@ -138,7 +139,7 @@ def eviction_timeout_s(policy: Policy, targets: tuple[Workload, ...]) -> float:
     """Seconds within which `targets` are gone after their eviction is accepted, each pod's grace included."""
     usual_s = policy.eviction.timeout_s
     longer = (grace_s(one.pod) + AFTER_GRACE_S for one in targets if grace_s(one.pod) > usual_s)
-    return max([usual_s, *longer])
+    return max([usual_s, *longer]) + after_others_s(targets)
 
 
 def refuse_blocked(found: tuple[Workload, ...]) -> None:
@@ -264,7 +265,7 @@ def _completing(situation: Situation) -> tuple[Pod, ...]:
 #
 # They may go by themselves, so the run first waits with everything in place, and then refuses.
 
-HOLDERS, KERNEL, OWNERS, STUCK = "holders", "kernel", "owners", "stuck-pods"
+AGAIN, HOLDERS, KERNEL, OWNERS, STUCK = "again", "holders", "kernel", "owners", "stuck-pods"
 """What can be waited for while everything stays in place; each once in a run."""
 
 STOP_IT = "stop what holds the device (`driver-manager holders` lists it), then run again"
@@ -382,7 +383,7 @@ def _still_loading(situation: Situation, coming: tuple[str, ...]) -> DriverBusy:
 
 def is_undisturbed(situation: Situation) -> bool:
     """True if no pod was disturbed so far: no run holds the node, and this one has evicted none."""
-    return not situation.obs.is_resumed and situation.waited <= {HOLDERS, KERNEL, OWNERS, STUCK, AFTER_FAILURE}
+    return not situation.obs.is_resumed and situation.waited <= {AGAIN, HOLDERS, KERNEL, OWNERS, STUCK, AFTER_FAILURE}
 
 
 def holders_in_the_way(situation: Situation, found: tuple[Workload, ...]) -> tuple[Holder, ...]:

@@ -82,6 +82,8 @@ def take(
     obs, host, profile = situation.obs, situation.host, situation.profile
     node, deploy, before = obs.node, profile.deploy, obs.journal or Journal(obs.me, "")
     adopted = (frozenset(pause) | paused_keys(node, profile)) - paused_by_others(obs, profile)
+    # An older version may have paused a label that this one leaves alone.
+    adopted |= {key for key in before.labels if label_rules.is_paused(node.labels.get(key), deploy.paused_value)}
     inverse = frozenset(deploy.on_unless_false)
     originals = label_rules.originals(node.labels, before.labels, adopted - inverse, deploy.paused_value)
     paused = {key: label_rules.paused_form(value, deploy.paused_value) for key, value in originals.items()}
@@ -131,23 +133,16 @@ def set_back(node: Node, journal: Journal, profile: Profile) -> frozenset[str]:
     return switches | {key for key in journal.gates if node.labels.get(key) != label_rules.OFF}
 
 
-def pause_again(node: Node, journal: Journal, profile: Profile) -> tuple[Journal, NodeChange]:
-    """The journal with the labels that were set back as they are on `node` now, and the patch that pauses them."""
-    keys = set_back(node, journal, profile)
-    longer, change = pause_more(node, journal, profile, keys - journal.gates.keys())
-    gates_on = label_rules.gate_originals(node.labels, journal.gates, keys & journal.gates.keys())
-    longer = replace(longer, gates={**longer.gates, **gates_on})
-    return longer, replace(change, labels={**change.labels, **dict.fromkeys(gates_on, label_rules.OFF)})
-
-
 def pause_more(node: Node, journal: Journal, profile: Profile, keys: Set[str]) -> tuple[Journal, NodeChange]:
     """The journal with the labels in `keys` added as they are on `node` now, and the one patch that pauses them."""
-    deploy = profile.deploy
-    there = frozenset(key for key in keys if label_rules.is_pausable(node.labels.get(key)))
+    deploy, inverse = profile.deploy, frozenset(keys) & frozenset(profile.deploy.on_unless_false)
+    there = frozenset(key for key in keys - inverse if label_rules.is_pausable(node.labels.get(key)))
     originals = label_rules.originals(node.labels, journal.labels, there, deploy.paused_value)
     paused = {key: label_rules.paused_form(value, deploy.paused_value) for key, value in originals.items()}
-    longer = replace(journal, labels={**journal.labels, **originals})
-    labels = {key: value for key, value in paused.items() if node.labels[key] != value}
+    off = label_rules.gate_originals(node.labels, journal.gates, inverse)
+    longer = replace(journal, labels={**journal.labels, **originals}, gates={**journal.gates, **off})
+    wanted = {**paused, **dict.fromkeys(off, label_rules.OFF)}
+    labels = {key: value for key, value in wanted.items() if node.labels.get(key) != value}
     return longer, NodeChange(labels=labels, annotations={profile.keys.journal: encode(longer)} if labels else {})
 
 

@@ -49,6 +49,7 @@ from driver_manager.domain.swap.eviction import (
     wait_for_owners,
     wait_for_stuck,
 )
+from driver_manager.domain.swap.node_patches import paused_keys
 from driver_manager.domain.swap.preflight import (
     is_host_driver,
     is_loaded,
@@ -441,7 +442,8 @@ def _keep(situation: Situation) -> Plan:
     steps = (*patient, *taken, *plugins, *work, *back, *releasing(situation, taken))
     reason += "; its container restarts, so pods must release the old root"
     why = "pods may hold claims, and could not end without its operand"
-    held = tuple(f"{key} is not paused: {why}" for key in sorted(last - restarted))
+    left = last - restarted - paused_keys(situation.obs.node, situation.profile)
+    held = tuple(f"{key} is not paused: {why}" for key in sorted(left))
     return Plan(Decision.REBIND, reason, steps, held, users)
 
 

@@ -16,6 +16,7 @@ from driver_manager.domain.node import Claim, Pod
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods import workloads as module
 from driver_manager.domain.pods.workloads import (
+    AFTER_GRACE_S,
     DELETE_DATA,
     ENABLE_IT,
     EVICT_HOLDERS,
@@ -27,6 +28,7 @@ from driver_manager.domain.pods.workloads import (
     NodePods,
     PodAction,
     Workload,
+    after_others_s,
     asks_by_itself,
     bound_to_root,
     drained,
@@ -172,14 +174,25 @@ def test_a_claim_is_known_by_the_driver_of_its_devices_or_by_a_class_that_is_giv
 
 def test_a_daemon_that_a_dra_driver_makes_for_claims_leaves_after_their_pods() -> None:
     classes = ("compute-domain-daemon.nvidia.com",)
-    pod = workload("p", resources=(), claims=("c",), **DAEMON)
-    claim = Claim("tenant", "c", classes, ("compute-domain.nvidia.com",))
-    for seen, fate in (
-        (scene(pod, claims=(claim,)), PodAction.WAIT),
-        (scene(replace(pod, owner_kind="ReplicaSet"), claims=(claim,)), PodAction.EVICT),
-        (scene(pod, claims=(replace(claim, device_classes=("gpu.nvidia.com",)),)), BLOCK),
+    daemon = workload("daemon", resources=(), claims=("d",), **DAEMON)
+    user = workload("user", resources=(), claims=("c",))
+    serves = Claim("tenant", "d", classes, ("compute-domain.nvidia.com",))
+    used = Claim("tenant", "c", ("compute-domain-default-channel.nvidia.com",))
+    evict, wait = PodAction.EVICT, PodAction.WAIT
+    for pods, claims, fates in (
+        ((daemon, user), (serves, used), [wait, evict]),
+        ((daemon,), (serves,), [BLOCK]),
+        ((daemon, replace(user, phase="Succeeded")), (serves, used), [BLOCK, STAY]),
+        ((replace(daemon, owner_kind="ReplicaSet"), user), (serves, used), [evict, evict]),
+        ((daemon, user), (replace(serves, device_classes=()), used), [BLOCK, evict]),
+        ((daemon, user), (replace(serves, device_classes=("gpu.nvidia.com",)), used), [BLOCK, evict]),
     ):
-        assert [one.action for one in found_in(seen, profile=NVIDIA)] == [fate]
+        found = found_in(scene(*pods, claims=claims), profile=NVIDIA)
+        assert [one.action for one in found] == fates
+    slow = replace(daemon, termination_grace_s=30)
+    going = found_in(scene(slow, user, claims=(serves, used)), profile=NVIDIA)
+    assert after_others_s(going) == 30 + AFTER_GRACE_S
+    assert after_others_s(found_in(scene(user, claims=(used,)), profile=NVIDIA)) == 0
 
 
 REGISTRY, ROOT = "/var/lib/kubelet/plugins_registry", "/run/nvidia/driver"

@@ -20,7 +20,7 @@ from driver_manager.domain.host import Holder
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import Node, Pod
 from driver_manager.domain.observation import Loader
-from tests.support.fakes.builders import OLD_DIGEST, PAUSED, PLUGIN, PROFILE, ROOT_MOUNT, driver_pod
+from tests.support.fakes.builders import EXPORTER, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, ROOT_MOUNT, driver_pod
 from tests.support.fakes.scenarios import replace_with_workloads
 from tests.support.selection import examples
 
@@ -160,6 +160,14 @@ def test_the_node_is_cleared_and_left_to_the_next_pod_which_disturbs_nobody() ->
     touching = ("unload", "unmount", "remove", "load")
     assert not [name for name in made.world.killer.effects if name.startswith(touching)]
     made.check_settled()
+
+
+def test_operands_that_are_switched_on_again_have_left_before_the_driver_pod_is_deleted() -> None:
+    made = Clearing()
+    made.world.on("look at labels", lambda one: one.cluster.edit({PLUGIN: "true", EXPORTER: "true"}))
+    made.ended()
+    assert made.users_at_restart == 0
+    assert any("pausing again" in line for line in made.world.reporter.warnings)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

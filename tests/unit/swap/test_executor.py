@@ -764,3 +764,16 @@ def test_labels_that_another_component_has_paused_or_switched_off_are_no_return_
     world = made(PEER).on("look at labels", lambda one: one.cluster.edit(edit))
     world.ended()
     assert {key: world.node.labels[key] for key in edit} == edit
+
+
+def test_a_writer_that_cannot_be_named_is_another_writer() -> None:
+    world = made(PEER).on("look at labels", switch_on).on("label writer", ApiUnavailable("no answer", ""))
+    world.ended()
+    assert any(line.startswith(f"another writer set {PLUGIN}, {EXPORTER} back") for line in world.reporter.warnings)
+
+
+def test_a_pause_on_top_of_ours_keeps_its_owner() -> None:
+    edit = {PLUGIN: f"{PAUSED}_paused-for-mig-change"}
+    world = made(PEER).on("look at labels", lambda one: one.cluster.edit(edit))
+    world.ended()
+    assert world.node.labels[PLUGIN] == "paused-for-mig-change"

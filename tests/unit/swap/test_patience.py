@@ -634,3 +634,18 @@ def test_one_that_does_not_end_is_named_and_no_pod_is_disturbed() -> None:
     world.ended(ExitCode.PODS_REMAIN, f"it has set {PLUGIN}=paused-for-mig-change; no pod was disturbed")
     assert world.only_showed_its_end
     assert world.node.labels[PLUGIN] == "paused-for-mig-change"
+
+
+def test_uses_of_the_kernel_that_come_and_go_are_waited_for_each() -> None:
+    world = upgrade(kernel_users={"rebellions": 1}, holding=tuple)
+    world.clock.after(4.0, lambda: world.given(kernel_users={}))
+    looks = iter((True, True))
+
+    def use_again(one: World) -> None:
+        if next(looks, False):
+            one.given(kernel_users={"rebellions": 1})
+            one.clock.after(4.0, lambda: one.given(kernel_users={}))
+
+    world.on("host", lambda _: None, use_again, use_again)
+    world.ended()
+    assert world.clock.now < 1_000.0 + 60.0
