@@ -90,7 +90,7 @@ def originals(
 def restored(labels: Mapping[str, str], saved: Mapping[str, str], paused_value: str) -> dict[str, str]:
     """New value by key, of the labels in `saved` that still hold a pause of it; all others are left as they are.
 
-    Of a label that another component has paused on top of ours, its pause is kept.
+    A pause that another component has set on top of ours is kept.
     """
     found = {}
     for key, original in sorted(saved.items()):
