@@ -307,6 +307,10 @@ def _in_the_way(decided: Plan) -> tuple[Check, ...]:
         match step:
             case WaitForHolders():
                 remedy = "Stop what holds the device; for the vendor's host services use --stop-host-services."
+                if step.by_kernel:
+                    remedy = (
+                        "Find what the kernel needs the driver for; docs/operate.md, exit 4, names the usual causes."
+                    )
                 found.append(Check("device", False, f"the device is in use: {several(step.holders, '; ')}", remedy))
             case WaitForOwners():
                 what = f"another component is at work on this node: it has set {several(step.labels)}"

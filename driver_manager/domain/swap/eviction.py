@@ -329,7 +329,7 @@ def wait_for_holders(situation: Situation, found: tuple[Workload, ...]) -> tuple
     if KERNEL in situation.waited:
         raise _busy_in_kernel(used, reasons)
     because = f" (perhaps because {several(reasons)})" if reasons else ""
-    named = tuple(f"the use of {one} by the kernel itself{because}" for one in used)
+    named = tuple(f"{one} in use by the kernel, not by a process{because}" for one in used)
     return (WaitForHolders((), named, timeout_s, undisturbed, by_kernel=True), PlanAgain(KERNEL))
 
 

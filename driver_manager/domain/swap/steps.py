@@ -658,7 +658,8 @@ class WaitForOwners(Step, frozen=True):
 
     def describe(self) -> str:
         meanwhile = _meanwhile(is_undisturbed=self.is_undisturbed)
-        return f"wait up to {self.timeout_s:g} s, {meanwhile}, for who has set {several(self.labels)} to restore it"
+        until = f"until the component that set {several(self.labels)} has restored it"
+        return f"wait up to {self.timeout_s:g} s, {meanwhile}, {until}"
 
 
 class WaitForStuckPods(Step, frozen=True):

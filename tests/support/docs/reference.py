@@ -79,7 +79,8 @@ EXITS = """
 Every failure prints one line what and one line what to do; the same goes to the termination log, and to an Event on the
 Node once it was read and is known to be this host's. With `-o json` a command that fails prints `error`, `remedy` and
 `exitCode` as JSON.
-`plan` exits as the run would where it is blocked; `health-watch`, `rebooter` and `rollout controller` end with 0 when
+`plan` exits as the run would where it is blocked at once, and with 0 where the run first waits for what is in its way
+(`preflight`: 6); `health-watch`, `rebooter` and `rollout controller` end with 0 when
 asked to terminate; `health-watch --once`: 5 unhealthy, 6 unknown. `rollout status` and `rollout plan` end with 12
 where the rollout is halted or stalled, and with 0 otherwise.
 """
