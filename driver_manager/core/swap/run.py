@@ -490,6 +490,8 @@ def summary(decided: Plan) -> str:
     loaded = [step.source.version for step in decided.steps if isinstance(step, LoadModules)]
     there = (text for kind, text in _DONE if decided.has(kind))
     done = f"driver {loaded[0]} loaded" if loaded else next(there, "a request to the operator was withdrawn")
+    if decided.decision is Decision.UNINSTALL:
+        done = "the driver was unloaded"
     is_first = loaded and decided.decision is Decision.NOT_LOADED
     return f"done: {done} ({'none was loaded before' if is_first else decided.reason})"
 
@@ -698,9 +700,8 @@ class _Run:
         if after == AFTER_FAILURE:  # everything is as it was, and the run only begins
             self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
             return
-        if (
-            after in (AGAIN, HOLDERS, KERNEL, OWNERS, STUCK) and lock.journal is None
-        ):  # each once, and no pod is disturbed yet
+        is_early = after in (AGAIN, HOLDERS, KERNEL, OWNERS, STUCK)
+        if is_early and lock.journal is None:  # no pod is disturbed yet
             self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
         self._waited |= {after}
         self._lock = lock
