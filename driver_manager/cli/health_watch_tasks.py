@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from driver_manager.adapters.host.evidence import holders_within, save_evidence
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.holders import whose
-from driver_manager.adapters.host.modules import driver_nodes
+from driver_manager.adapters.host.modules import driver_modules, driver_nodes
 from driver_manager.adapters.host.notes import HostClientNotes
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT, InPod
@@ -29,7 +29,7 @@ from driver_manager.domain import outage, selectors
 from driver_manager.domain.errors import ExitCode, ManagerError
 from driver_manager.domain.health.watch import Notice, mute_on
 from driver_manager.domain.pods.workloads import ClientRules
-from driver_manager.domain.profile import decode_profile
+from driver_manager.domain.profile import decode_profile, driver_version
 
 API_BUDGET_S = 8.0
 """Seconds for one request and its retries; half of it for one attempt."""
@@ -64,8 +64,9 @@ def _report(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
 
 def _window(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     cluster, reporter = _cluster(document, log)
-    keys = decode_profile(document["profile"]).keys
-    announce_window(cluster, reporter, keys, outage.from_json(document["window"]))
+    profile = decode_profile(document["profile"])
+    loaded = driver_modules(HostRoots.from_document(document["roots"]).sys, profile.modules)
+    announce_window(cluster, reporter, profile.keys, outage.from_json(document["window"]), driver_version(loaded))
     return {}
 
 

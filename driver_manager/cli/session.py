@@ -149,7 +149,7 @@ def with_shown_state(profile: Profile, values: Values) -> Profile:
     """`profile`, without the keys of the driver's state on the Node if NODE_STATE is off."""
     if values[settings.NODE_STATE] == "on":
         return profile
-    return replace(profile, keys=replace(profile.keys, state="", last_outcome="", generation=""))
+    return replace(profile, keys=replace(profile.keys, state="", last_outcome="", generation="", version=""))
 
 
 def with_evidence(profile: Profile, values: Values) -> Profile:

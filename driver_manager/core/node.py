@@ -8,10 +8,11 @@ from msgspec.structs import replace
 
 from driver_manager.core.ports import Cluster
 from driver_manager.core.ports_base import Reporter
+from driver_manager.domain import node_state
 from driver_manager.domain.errors import ApiUnavailable, Conflict, ManagerError
 from driver_manager.domain.health.watch import Notice, NoticeKind
 from driver_manager.domain.node import Node, NodeChange
-from driver_manager.domain.node_state import NodeState, encode, label, outcome_on, state_on
+from driver_manager.domain.node_state import NodeState, encode, label, outcome_on, state_on, version_label
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import NodeKeys
 
@@ -42,6 +43,14 @@ def patch_until_current(
     raise ApiUnavailable(f"the Node kept changing: {ATTEMPTS} patches conflicted", remedy)
 
 
+def show_condition(cluster: Cluster, keys: NodeKeys, node: Node, state: NodeState | None = None) -> Node:
+    """Show the state label of `node`, or `state`, as its condition too; `node` as it is then. Never raises."""
+    condition = node_state.condition(node, keys, state)
+    if condition is None or not cluster.show_condition(condition):
+        return node
+    return replace(node, conditions={**node.conditions, condition.kind: (condition.status, condition.reason)})
+
+
 # Health-watch calls these in a process that may be killed between any two requests, and is then started again.
 
 _YIELDS_TO_A_WEDGE = (None, NodeState.READY, NodeState.FAILED)
@@ -56,8 +65,17 @@ def announce(cluster: Cluster, reporter: Reporter, keys: NodeKeys, notice: Notic
     failed: ManagerError | None = None
     was_shown, is_lost = False, notice.kind is NoticeKind.LOST
     if keys.state and not is_lost:
+        seen: list[Node] = []
+
+        def change(node: Node) -> NodeChange:
+            seen.append(node)
+            return _change(node, keys, notice)
+
         try:
-            was_shown = patch_until_current(cluster, reporter, lambda node: _change(node, keys, notice)) is not None
+            patched = patch_until_current(cluster, reporter, change)
+            was_shown = patched is not None
+            # Also after a process that was killed before it had written the condition.
+            show_condition(cluster, keys, patched or seen[-1])
         except ManagerError as error:
             failed = error
     if notice.since_s or was_shown or is_lost:
@@ -67,15 +85,21 @@ def announce(cluster: Cluster, reporter: Reporter, keys: NodeKeys, notice: Notic
         raise failed
 
 
-def announce_window(cluster: Cluster, reporter: Reporter, keys: NodeKeys, window: Outage) -> None:
-    """Show that `window` is over where the Node's last outcome has just this one open. Raises as the port."""
+def announce_window(cluster: Cluster, reporter: Reporter, keys: NodeKeys, window: Outage, version: str) -> None:
+    """Show that `window` is over where the Node's last outcome has just this one open. Raises as the port.
+
+    `version` is that of the driver which serves now, "" if unknown: a driver container has loaded it after the run.
+    """
 
     def change(node: Node) -> NodeChange:
         outcome = outcome_on(node, keys)
         there = outcome.window if outcome is not None else None
         if outcome is None or there is None or not there.is_open or there.began_s != window.began_s:
             return NodeChange()
-        return NodeChange(annotations={keys.last_outcome: encode(replace(outcome, window=window))})
+        return NodeChange(
+            labels=version_label(node, keys, version),
+            annotations={keys.last_outcome: encode(replace(outcome, window=window, version=version))},
+        )
 
     patch_until_current(cluster, reporter, change)
 

@@ -13,7 +13,7 @@ from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.host import DriverSource, Holder, Marker, Module, ProbeResult
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.node import Claim, Eviction, Node, NodeChange, Pod, PodEvent, PodList
+from driver_manager.domain.node import Claim, Condition, Eviction, Node, NodeChange, Pod, PodEvent, PodList
 from driver_manager.domain.node_state import Sighting
 from driver_manager.domain.outage import Outage, StepLog
 from driver_manager.domain.pci import PciBus
@@ -125,6 +125,12 @@ class Cluster(Protocol):
 
     def patch_node_where(self, operations: tuple[Operation, ...]) -> Node:
         """Apply `operations` in one PATCH. Raises Conflict, and changes nothing, where one of them does not apply."""
+
+    def show_condition(self, condition: Condition) -> bool:
+        """Write a condition of the Node's status, True if it was written. Never raises; logs why it failed.
+
+        Without the right nothing is written or tried again.
+        """
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         """An Event on the Node; with a `key`, only once. Never raises, but warns; False if it may be posted later."""

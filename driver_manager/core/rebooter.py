@@ -7,6 +7,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
+from driver_manager.core.node import show_condition
 from driver_manager.core.pods import Evictor
 from driver_manager.core.ports import Cluster, NodeDrainer, RebootHost, SlotStore
 from driver_manager.core.ports_base import Clock, Reporter
@@ -430,7 +431,9 @@ class Rebooter:
 
     def _patch(self, change: NodeChange, resource_version: str | None) -> None:
         if not change.is_empty:
-            self._ports.cluster.patch_node(change, resource_version)
+            node = self._ports.cluster.patch_node(change, resource_version)
+            if self._policy.keys.condition in node.conditions:
+                show_condition(self._ports.cluster, self._policy.keys, node)
 
     def _post(self, reason: str, message: str, key: str, *, warning: bool) -> None:
         """Post an Event, once. Raises ApiUnavailable if it may succeed later; the act then begins again."""

@@ -9,12 +9,15 @@ from msgspec import Struct, field
 
 FIELD_MANAGER = "driver-manager"
 
+MAX_LABEL_VALUE_CHARS = 63
+"""Kubernetes' limit for a label value (k8s.io/apimachinery validation.LabelValueMaxLength)."""
+
 
 class Node(Struct, frozen=True):
     """The fields of the Node object that this program uses.
 
     `cordon_manager` is the field manager that set the cordon, "" if unknown; `cordon_record` its index in the managed
-    fields. `is_ready` is None without a Ready condition.
+    fields. `is_ready` is None without a Ready condition. `conditions` are status and reason of each, by its type.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Node(Struct, frozen=True):
     cordon_record: int = 0
     is_ready: bool | None = None
     has_heartbeat: bool = False
+    conditions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def is_this_host(node: Node, machine_id: str, boot_id: str) -> bool:
@@ -48,6 +52,16 @@ class NodeChange(Struct, frozen=True):
     @property
     def is_empty(self) -> bool:
         return not self.labels and not self.annotations and self.unschedulable is None
+
+
+class Condition(Struct, frozen=True):
+    """A condition of the Node to write. `is_turned`: its status differs from the one before."""
+
+    kind: str
+    status: str
+    reason: str
+    message: str
+    is_turned: bool
 
 
 # The pods of a node and their device claims.

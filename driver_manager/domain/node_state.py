@@ -5,6 +5,7 @@ Every version of the annotation ever written stays readable.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Set
 from enum import Enum
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from driver_manager.domain import outage
 from driver_manager.domain.errors import ManagerError, RebootRequired, StandingDown, Terminated
 from driver_manager.domain.host import Host
-from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.node import MAX_LABEL_VALUE_CHARS, Condition, Node, NodeChange
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.text import shortened, without_numbers, writable
@@ -241,6 +242,29 @@ def label(node: Node, keys: NodeKeys, state: NodeState) -> dict[str, str | None]
     return {keys.state: state.value}
 
 
+def condition(node: Node, keys: NodeKeys, state: NodeState | None = None) -> Condition | None:
+    """The condition of `node` that follows its state label, or is to show `state`; None if it is there.
+
+    Also None if the label shows no state.
+    """
+    state = state or state_on(node, keys)
+    if state is None:
+        return None
+    status = str(state is NodeState.READY)
+    reason = "".join(word.capitalize() for word in state.value.split("-"))
+    there, why = node.conditions.get(keys.condition, ("", ""))
+    if (there, why) == (status, reason):
+        return None
+    message = f"the driver is {state.value}; details are in the annotation {keys.last_outcome}"
+    return Condition(keys.condition, status, reason, message, is_turned=there != status)
+
+
+def version_label(node: Node, keys: NodeKeys, version: str) -> dict[str, str | None]:
+    """The change of labels after which `node` shows `version`, in the characters of a label; removed if it is ""."""
+    value = re.sub(r"[^A-Za-z0-9._-]", "_", version)[:MAX_LABEL_VALUE_CHARS].strip("._-") or None
+    return {keys.version: value} if keys.version and node.labels.get(keys.version) != value else {}
+
+
 def cleared_label(node: Node, keys: NodeKeys) -> dict[str, str | None]:
     """The change of labels after which `node` no longer shows that a reboot is required."""
     return label(node, keys, NodeState.READY) if state_on(node, keys) is NodeState.REBOOT_REQUIRED else {}
@@ -252,7 +276,8 @@ def added(
     """`change` of `node`, after which it shows `outcome` too."""
     if not keys.state:
         return change
-    labels = {**change.labels, keys.state: word_for(node, keys, outcome, lasting).value}
+    word = {keys.state: word_for(node, keys, outcome, lasting).value}
+    labels = {**change.labels, **word, **version_label(node, keys, outcome.version)}
     annotations = {**change.annotations, keys.last_outcome: encode(outcome)}
     return replace(change, labels=labels, annotations=annotations)
 
@@ -265,11 +290,18 @@ def operations(node: Node, keys: NodeKeys, outcome: LastOutcome) -> tuple[Operat
     return (
         *_put(label_there, word_for(node, keys, outcome).value, "metadata", "labels", keys.state),
         *_put(outcome_there, encode(outcome), "metadata", "annotations", keys.last_outcome),
+        *(
+            one
+            for key, value in version_label(node, keys, outcome.version).items()
+            for one in _put(node.labels.get(key), value, "metadata", "labels", key)
+        ),
     )
 
 
-def _put(old: str | None, new: str, *where: str) -> tuple[Operation, ...]:
-    return (Operation("add", pointer(*where), new),) if old is None else replaced(old, new, *where)
+def _put(old: str | None, new: str | None, *where: str) -> tuple[Operation, ...]:
+    if old is None:
+        return () if new is None else (Operation("add", pointer(*where), new),)
+    return replaced(old, new, *where)
 
 
 def state_after(error: ManagerError) -> NodeState:

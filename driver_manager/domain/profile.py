@@ -260,7 +260,8 @@ class RootsNeeded(Enum):
 class NodeKeys(Struct, frozen=True):
     """Full names of label and annotation keys on the Node; "" if the vendor has none.
 
-    `state`, `last_outcome`, `mute_until`, `rollout` and `generation` follow from `journal` unless the file sets them.
+    `state`, `last_outcome`, `version`, `mute_until`, `rollout` and `generation` follow from `journal` unless the file
+    sets them.
     """
 
     journal: LabelKey
@@ -280,6 +281,12 @@ class NodeKeys(Struct, frozen=True):
     mute_until: OptionalKey = ""
     rollout: OptionalKey = ""
     generation: OptionalKey = ""
+    version: OptionalKey = ""
+
+    @property
+    def condition(self) -> str:
+        """The type of the Node's condition that follows `state`, "" without a state."""
+        return f"{self.state.partition('/')[0]}/DriverReady" if self.state else ""
 
     @property
     def names(self) -> frozenset[str]:

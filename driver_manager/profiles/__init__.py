@@ -34,7 +34,7 @@ from driver_manager.domain.text import one_line
 
 # Keys on the Node that a profile file may leave out.
 
-_DERIVED = ("state", "last_outcome", "mute_until", "rollout", "generation")
+_DERIVED = ("state", "last_outcome", "mute_until", "rollout", "generation", "version")
 _JOURNAL_END = ".journal"
 _OWN_NAME = "driver-manager"
 

@@ -1002,10 +1002,19 @@ def apply_merge_patch(target: Any, patch: Any) -> Any:
 
 
 def strategic_merge_patch(target: Any, patch: Any) -> Any:
-    """As a merge patch: lists are replaced, while the real server merges some by key. Directives (`$…`) get a 400."""
+    """As a merge patch, but the conditions of a status are merged by type. Directives (`$…`) get a 400.
+
+    Other lists are replaced, while the real server merges some by key.
+    """
     if '"$' in json.dumps(patch):
         raise ApiError(400, "BadRequest", "strategic merge patch directives are not served here")
-    return apply_merge_patch(target, patch)
+    merged = apply_merge_patch(target, patch)
+    changed = (patch.get("status") or {}).get("conditions") or []
+    if changed:
+        by_type = {one["type"]: one for one in (target.get("status") or {}).get("conditions") or []}
+        by_type |= {one["type"]: apply_merge_patch(by_type.get(one["type"]), one) for one in changed}
+        merged["status"]["conditions"] = list(by_type.values())
+    return merged
 
 
 def json_patch(document: Obj, operations: Any) -> Obj:

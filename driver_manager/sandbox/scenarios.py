@@ -411,6 +411,8 @@ class NodeSummary(Struct, frozen=True):
 
 def summary_of(node: dict[str, Any], tree: HostTree, *, journal: bool | None = None) -> NodeSummary:
     labels = dict(node["metadata"].get("labels", {}))
+    if labels.get(tree.profile.keys.version) == tree.driver_version:
+        del labels[tree.profile.keys.version]
     is_cordoned = bool(node.get("spec", {}).get("unschedulable"))
     if journal is None:
         journal = tree.profile.keys.journal in node["metadata"].get("annotations", {})

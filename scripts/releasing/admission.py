@@ -16,7 +16,7 @@ from driver_manager.profiles import builtin
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, Json
 
 LABELS = {
-    "node": ("state", "upgrade_state", "reboot_required"),
+    "node": ("state", "version", "upgrade_state", "reboot_required"),
     "rebooter": ("state", "upgrade_state", "reboot_required"),
     "rollout": ("upgrade_state",),
 }
@@ -36,7 +36,8 @@ RESERVED = ("journal", "rollout", "pre_reboot_boot_id", "reboot_in_progress")
 Only the manager's accounts and people with the verb `write-journal` write them.
 """
 
-CORDONS = ("node", "rebooter")
+ON_NODE = ("node", "rebooter")
+"""The roles that cordon a node and write the condition of its driver."""
 
 LAYOUT: Json = {"sort_keys": False, "width": 64}
 _TEXT = "tag:yaml.org,2002:str"
@@ -131,7 +132,13 @@ def _narrowed(profile: Profile) -> list[Json]:
         newSpec="dyn(object.?spec.orValue({}))",
         oldSpec="dyn(oldObject.?spec.orValue({}))",
         otherSpec=_changed("variables.newSpec", "variables.oldSpec")
-        + f".filter(key, !(key == 'unschedulable' && variables.role in {_cel(CORDONS)}))",
+        + f".filter(key, !(key == 'unschedulable' && variables.role in {_cel(ON_NODE)}))",
+        newStatus="dyn(object.?status.orValue({}))",
+        oldStatus="dyn(oldObject.?status.orValue({}))",
+        otherStatus=_changed("variables.newStatus", "variables.oldStatus")
+        + f".filter(key, !(key == 'conditions' && variables.role in {_cel(ON_NODE)}))",
+        newConditions=_other_conditions("variables.newStatus", profile.keys.condition),
+        oldConditions=_other_conditions("variables.oldStatus", profile.keys.condition),
     )
 
 
@@ -150,6 +157,10 @@ def _variables(**expressions: str) -> list[Json]:
 
 def _changed(new: str, old: str) -> str:
     return f"({new}.filter(key, {new}[?key] != {old}[?key]) + {old}.filter(key, !(key in {new})))"
+
+
+def _other_conditions(status: str, own: str) -> str:
+    return f"{status}.?conditions.orValue([]).filter(one, one['type'] != '{own}')"
 
 
 def _names(keys: NodeKeys, fields: Iterable[str]) -> list[str]:

@@ -45,6 +45,13 @@ def cordon(value: bool | None = True) -> Change:
     return {"spec": {"unschedulable": value}}
 
 
+READY = {"type": "Ready", "status": "True"}
+
+
+def conditions(*them: Json) -> Change:
+    return {"status": {"conditions": list(them)}}
+
+
 def joined(*changes: Change) -> Change:
     """One patch of several. A null, which removes a key, stays."""
     found: Change = {}
@@ -67,7 +74,7 @@ def a_node(vendor: str) -> Json:
             "annotations": {"node.alpha.kubernetes.io/ttl": "0", **dict.fromkeys(keys, "old")},
         },
         "spec": {"providerID": "cloud:///n1", "taints": [{"key": "a", "effect": "NoSchedule"}]},
-        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        "status": {"conditions": [READY]},
     }
 
 
@@ -79,13 +86,14 @@ def honest() -> Iterator[tuple[str, str, Sender, Change]]:
         switches = [f"{deploy.prefix}device-plugin", deploy.driver_key] if deploy.prefix else []
         pauses = [label(key, "paused") for key in (*switches, *deploy.on_unless_false, *sorted(deploy.last_keys))]
         taken = joined(*pauses, label(keys.state, "upgrading"), note(keys.journal), note(keys.cordon), cordon())
-        shown = joined(label(keys.state, "ready"), note(keys.last_outcome))
+        shown = joined(label(keys.state, "ready"), label(keys.version, "1.2"), note(keys.last_outcome))
         released = joined(note(keys.journal, None), note(keys.cordon, None), shown, cordon(False))
         yield vendor, "acquire", run, taken
         yield vendor, "release", run, released
         yield vendor, "restore with a token by hand", by_hand, released
         yield vendor, "restore by an administrator", ADMIN, released
         yield vendor, "a wedge", run, shown
+        yield vendor, "the first condition", run, conditions(READY, {"type": keys.condition, "status": "True"})
         yield vendor, "clients were restarted", run, note(keys.generation)
         if keys.upgrade_requested:
             consumer = account(vendor, "driver-rollout", "")
@@ -102,6 +110,7 @@ def honest() -> Iterator[tuple[str, str, Sender, Change]]:
             grant = joined(asked, note(keys.approve_reboot, None))
             yield vendor, "a reboot is asked for", run, wish
             yield vendor, "the rebooter shows the request", rebooter, wish
+            yield vendor, "its condition", rebooter, conditions({"type": keys.condition, "status": "False"}, READY)
             yield vendor, "the grant", rebooter, joined(grant, note(keys.cordon, "reboot"), cordon())
             ended = joined(note(keys.pre_reboot_boot_id, None), note(keys.reboot_in_progress, None), cordon(False))
             yield vendor, "the end of a reboot", rebooter, ended
@@ -122,7 +131,10 @@ FOREIGN = [
     ("a field of a later server", {"spec": {"later": True}}),
     ("an owner", {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "1"}]}}),
     ("a finalizer", {"metadata": {"finalizers": ["a.example/b"]}}),
-    ("the status", {"status": {"conditions": []}}),
+    ("the status", conditions()),
+    ("another condition", conditions({"type": "Ready", "status": "False"})),
+    ("a new condition", conditions(READY, {"type": "example.com/DriverReady", "status": "True"})),
+    ("another part of the status", {"status": {"capacity": {"example.com/npu": "9"}}}),
 ]
 
 
@@ -145,6 +157,8 @@ def forged() -> Iterator[tuple[str, str, Sender, Change, str]]:
         yield vendor, "an account with one more prefix", moved, outcome, "is for node n2"
         yield vendor, "the rollout and a cordon", rollout, cordon(), "these fields of spec: unschedulable"
         switch = label(f"{profile.deploy.prefix or 'example.com/npu.deploy.'}device-plugin")
+        condition = conditions(READY, {"type": keys.condition, "status": "True"})
+        yield vendor, "the rollout and a condition", rollout, condition, "the status of a Node"
         yield vendor, "the rollout and a switch", rollout, switch, "labels"
         yield vendor, "a run and KMM", run, label("kmm.node.kubernetes.io/version-module.a.b"), "labels"
         yield vendor, "the rebooter and a journal", rebooter, note(keys.journal), "annotations: "

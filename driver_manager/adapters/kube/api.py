@@ -270,6 +270,7 @@ MAX_LINE_BYTES = 8 * 1024 * 1024
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _HEADERS = {"Accept": JSON, "User-Agent": "driver-manager"}
 
 NO_TURNSTILE: AbstractContextManager[Any] = contextlib.nullcontext()

@@ -19,6 +19,7 @@ from driver_manager.adapters.kube.api import (
     JSON_PATCH,
     MERGE_PATCH,
     PRESENT,
+    STRATEGIC_PATCH,
     Answer,
     Body,
     KubeApi,
@@ -32,6 +33,7 @@ from driver_manager.adapters.kube.objects import (
     as_node,
     as_pod,
     as_versioned,
+    condition_patch,
     event_body,
     node_patch,
     understood,
@@ -45,6 +47,7 @@ from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Conflict, M
 from driver_manager.domain.node import (
     FIELD_MANAGER,
     Claim,
+    Condition,
     Eviction,
     EvictionOutcome,
     Node,
@@ -223,6 +226,7 @@ class KubeCluster:
         self._reporter = reporter
         self._namespace = ""
         self._beside = (0, 0)
+        self._may_show_conditions = True
 
     @property
     def api(self) -> KubeApi:
@@ -319,6 +323,22 @@ class KubeCluster:
 
     def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         return tuple(right for right in rights if not self._may(*right))
+
+    def show_condition(self, condition: Condition) -> bool:
+        if not self._may_show_conditions:
+            return False
+        path, what = f"/api/v1/nodes/{self._node_name}/status?fieldManager={FIELD_MANAGER}", "patch nodes/status"
+        body = condition_patch(condition, self._clock.wall())
+        try:
+            self._api.call("PATCH", path, what, body, content_type=STRATEGIC_PATCH)
+        except ApiRefused as error:
+            self._may_show_conditions = False
+            self._reporter.info(f"the condition {condition.kind} is not written: {error.what}")
+            return False
+        except ManagerError as error:
+            self._reporter.warn(f"the condition {condition.kind} is not {condition.reason}: {error}")
+            return False
+        return True
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         try:

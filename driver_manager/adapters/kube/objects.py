@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from driver_manager.domain.errors import ApiUnavailable
-from driver_manager.domain.node import Claim, Node, NodeChange, Pod
+from driver_manager.domain.node import Claim, Condition, Node, NodeChange, Pod
 from driver_manager.domain.text import one_line, shortened
 from driver_manager.domain.wire import seconds_of, written_time
 
@@ -33,6 +33,14 @@ def node_patch(change: NodeChange, resource_version: str | None) -> dict[str, An
         # null rather than false: an uncordoned Node carries no such field.
         body["spec"] = {"unschedulable": True if change.unschedulable else None}
     return body
+
+
+def condition_patch(condition: Condition, wall_s: float) -> dict[str, Any]:
+    """The strategic merge patch of a Node's status, which leaves its other conditions as they are."""
+    now = written_time(wall_s)
+    body = {"type": condition.kind, "status": condition.status, "reason": condition.reason}
+    times = {"lastHeartbeatTime": now, **({"lastTransitionTime": now} if condition.is_turned else {})}
+    return {"status": {"conditions": [{**body, "message": condition.message, **times}]}}
 
 
 def event_body(  # noqa: PLR0913  # the fields of one object
@@ -161,7 +169,8 @@ def as_node(item: Mapping[str, Any]) -> Node:
     metadata, status = item["metadata"], item.get("status") or {}
     cordon_manager, cordon_record = _cordon_manager(metadata)
     info = status.get("nodeInfo") or {}
-    ready = _ready(status.get("conditions") or [])
+    conditions = status.get("conditions") or []
+    ready = _ready(conditions)
     return Node(
         name=_named(metadata),
         uid=text_of(metadata, "uid"),
@@ -175,6 +184,7 @@ def as_node(item: Mapping[str, Any]) -> Node:
         machine_id=text_of(info, "machineID"),
         is_ready=ready.get("status") == "True" if ready else None,
         has_heartbeat=bool(ready.get("lastHeartbeatTime")),
+        conditions={text_of(one, "type"): (text_of(one, "status"), text_of(one, "reason")) for one in conditions},
     )
 
 

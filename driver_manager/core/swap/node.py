@@ -11,7 +11,7 @@ from typing import TypeVarTuple, assert_never
 from msgspec import Struct
 from msgspec.structs import replace
 
-from driver_manager.core.node import patch_until_current
+from driver_manager.core.node import patch_until_current, show_condition
 from driver_manager.core.ports import HostSystem, Ports
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain import events, host_record, node_state
@@ -136,6 +136,14 @@ class StateWriter:
         """The host before the run changes anything."""
         self._lasting = node_state.lasting_on(host, self._profile)
 
+    def saw(self, node: Node) -> None:
+        """The Node as it is now: its condition follows its state label. Never raises."""
+        self.node = show_condition(self._ports.cluster, self._keys, node)
+
+    def loads(self) -> None:
+        """A driver is about to be loaded, maybe on a node that was not taken for it, as after a boot. Never raises."""
+        self.node = show_condition(self._ports.cluster, self._keys, self.node, NodeState.UPGRADING)
+
     def will_end_well(self, what: str, state: NodeState = NodeState.READY) -> None:
         """Unless a step fails, the run ends with exit code 0, and the driver is in `state`."""
         self._outcome = LastOutcome(state, ExitCode.DONE, what, digest=self._digest)
@@ -185,12 +193,13 @@ class StateWriter:
         if self._outcome is None or not self.may_write:
             return
         if node_state.is_shown(self.node, self._keys, self._outcome, self._lasting):
+            self.saw(self.node)
             return
         self._outcome = replace(self._outcome, what=what or self._outcome.what)
         with self._ports.clock.shielded():
             try:
                 cluster, reporter = self._ports.cluster, self._ports.reporter
-                self.node = patch_until_current(cluster, reporter, self._change, known=self.node) or self.node
+                self.saw(patch_until_current(cluster, reporter, self._change, known=self.node) or self.node)
             except ManagerError as error:
                 self._ports.reporter.warn(f"the end of this run is not shown on the Node: {error.what}")
 
@@ -198,6 +207,8 @@ class StateWriter:
         """After a run that succeeded: replace what the Node shows, if it is outdated. Never raises."""
         if node_state.is_outdated(self.node, self._keys, self._lasting):
             self.write()
+        elif self.may_write:
+            self.saw(self.node)
 
     def _change(self, node: Node) -> NodeChange:
         """The change of `node` as it is now; empty if it was replaced, or another run has acquired it."""
@@ -213,8 +224,8 @@ class StateWriter:
         return replace(outcome, version=version, window=self._ports.outage()).of(self._ports.clock.wall(), before)
 
 
-HURRY_S = 1.2
-"""Limit of each of the last four API calls (two patches, a read, the event) after SIGTERM: together below 5 s."""
+HURRY_S = 0.9
+"""Limit of each of the last API calls (two patches, a read, condition, event) after SIGTERM: together below 5 s."""
 
 SERVICE_S = 30.0
 RELOAD_S = 60.0
@@ -264,7 +275,7 @@ class NodeLock:
         self.journal, self._is_acquired, self._is_confirmed = journal, True, node is not None
         self.is_released = False
         if node is not None:
-            self.state.node = node
+            self.state.saw(node)
 
     def record(self, journal: Journal) -> None:
         """Write what `journal` has to undo on the host: before the Node names it. Raises ConfigError."""
@@ -370,7 +381,7 @@ class NodeLock:
                     self._ports.cluster, self._ports.reporter, lambda node: self._change(node, journal), remedy
                 )
                 if changed is not None:
-                    self.state.node = changed
+                    self.state.saw(changed)
             self.remove_record(journal)
         except NodeMissing as error:
             self._start_services(journal)
@@ -404,7 +415,7 @@ class NodeLock:
             return False
         operations += self.state.operations(self.state.node)
         try:
-            self.state.node = self._ports.cluster.patch_node_where(operations)
+            self.state.saw(self._ports.cluster.patch_node_where(operations))
         except Conflict as error:
             self._ports.reporter.info(f"{error.what}; reading it again")
             self._is_confirmed = False
@@ -725,7 +736,7 @@ class NodeSteps:
         state.fails(ended)
         if step.key and not step.already_labelled:
             change = NodeChange(labels={step.key: step.value})
-            state.node = ports.cluster.patch_node(state.ending(self._context.situation.obs.node, change), None)
+            state.saw(ports.cluster.patch_node(state.ending(self._context.situation.obs.node, change), None))
         with contextlib.suppress(Terminated):  # this is what we wait for
             ports.clock.sleep(self._context.deadline.bound(step.timeout_s))
         raise ended
@@ -773,7 +784,7 @@ class RebootRequests:
         self._state.fails(_reboot_required())
         if not step.change.is_empty:
             change = self._state.ending(self._situation.obs.node, step.change)
-            self._state.node = self._ports.cluster.patch_node(change, None)
+            self._state.saw(self._ports.cluster.patch_node(change, None))
         self._announce(marker)
 
     def _write_marker(self, path: str, marker: Marker) -> Marker:
@@ -809,7 +820,7 @@ class RebootRequests:
             self._ports.reporter.info("the reboot-required marker was removed meanwhile and is written again")
             labels = request_labels(self._ports.cluster.node(), self._situation.profile.keys, UPGRADE_REASON)
             if labels:
-                self._ports.cluster.patch_node(NodeChange(labels), None)
+                self._state.saw(self._ports.cluster.patch_node(NodeChange(labels), None))
             self._announce(marker)
         except Terminated:
             raise
@@ -820,6 +831,6 @@ class RebootRequests:
         """Take back what an earlier boot asked for. Raises ModuleFailed."""
         # The marker last: as long as it is there, a run that was killed in between is done again.
         if not step.change.is_empty:
-            self._state.node = self._ports.cluster.patch_node(step.change, None)
+            self._state.saw(self._ports.cluster.patch_node(step.change, None))
         if step.seen is not None:
             self._ports.host.remove_marker(step.seen)

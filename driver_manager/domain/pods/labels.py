@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-MAX_LABEL_VALUE_CHARS = 63
-"""Kubernetes' limit for a label value (k8s.io/apimachinery validation.LabelValueMaxLength)."""
+from driver_manager.domain.node import MAX_LABEL_VALUE_CHARS
 
 
 def paused_form(value: str, paused_value: str) -> str:

@@ -17,7 +17,7 @@ from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.core.ports import Cluster
 from driver_manager.core.rebooter import Rebooter, RebootPorts
 from driver_manager.domain.host import Marker, encode_marker
-from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.node import Condition, Node, NodeChange
 from driver_manager.domain.reboot.decision import RebootDecision
 from driver_manager.domain.reboot.state import RebootPolicy, Slots, SlotsSeen
 from tests.support.control_plane.api import MERGE_PATCH, Api, gone
@@ -46,6 +46,10 @@ class Gated:
     def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
         with self._killer.call("patch", effect=True):
             return self._cluster.patch_node(change, resource_version)
+
+    def show_condition(self, condition: Condition) -> bool:
+        with self._killer.call("condition", effect=True):
+            return self._cluster.show_condition(condition)
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         with self._killer.call("event", effect=True):

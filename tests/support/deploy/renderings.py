@@ -21,8 +21,11 @@ SETS = [
     *((overlay, ()) for overlay in OVERLAYS),
     ("rebellions", ("safe-load", "metrics", *ROUND)),
     ("nvidia", ("safe-load", "metrics", *ROUND)),
-    *((one, ("rebooter-eviction", "clients", "metrics", "openshift-rebooter", *ROUND)) for one in ("amd", "ascend")),
-    *((one, ("metrics", *ROUND)) for one in ("furiosa", "gaudi", "tenstorrent")),
+    *(
+        (one, ("rebooter-eviction", "clients", "node-condition", "metrics", "openshift-rebooter", *ROUND))
+        for one in ("amd", "ascend")
+    ),
+    *((one, ("node-condition", "metrics", *ROUND)) for one in ("furiosa", "gaudi", "tenstorrent")),
 ]
 FLEETS: list[tuple[str, tuple[str, ...]]] = [
     *((name, ()) for name in ROLLOUTS),

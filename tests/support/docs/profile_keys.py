@@ -56,6 +56,7 @@ MEANINGS = {
     "keys.mute_until": "annotation: mutes health-watch until this time; default: as the journal, with `.mute-until`",
     "keys.rollout": "annotation: what a rollout has done on the node; default: as the journal, ending in `.rollout`",
     "keys.generation": "annotation: the driver generation; default: as the journal, ending in `.generation`",
+    "keys.version": "label: the version of the loaded driver; default: as the journal, ending in `.version`",
     "upgrade_metrics.enabled": "metric of the vendor's operator that `rollout controller` serves too: upgrades are on",
     "upgrade_metrics.in_progress": "the same, of nodes that are being upgraded",
     "upgrade_metrics.done": "the same, of nodes that were upgraded",

@@ -13,6 +13,7 @@ from driver_manager.domain.host import Holder
 from driver_manager.domain.node import (
     FIELD_MANAGER,
     Claim,
+    Condition,
     Eviction,
     EvictionOutcome,
     Node,
@@ -75,6 +76,8 @@ class FakeCluster:
     missing_rights: frozenset[tuple[str, str]] = frozenset()
     tenants: dict[str, Tenant] = field(default_factory=dict)
     writer: str = ""
+    has_conditions: bool = False
+    conditions: list[Condition] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     all_claims: tuple[Claim, ...] = ()
     operator: Callable[[Node], None] | None = None
@@ -166,6 +169,16 @@ class FakeCluster:
             self.patches.append(change)
             self._apply(change, FIELD_MANAGER)
         return self._existing()
+
+    def show_condition(self, condition: Condition) -> bool:
+        if not self.has_conditions:  # as without the right
+            return False
+        with self.killer.call("condition", effect=True):
+            node = self._existing()
+            self.conditions.append(condition)
+            there = {**node.conditions, condition.kind: (condition.status, condition.reason)}
+            self.current = replace(node, conditions=there)
+        return True
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         try:

@@ -249,7 +249,7 @@ def state(desk: Desk) -> str:
     record = desk.path(desk.tree.profile.paths.run_record("run-1")).exists()
     return (
         f"driver {desk.tree.driver_version}, {PLUGIN.rpartition('.')[2]}={labels[PLUGIN]}, {cordon}, {journal}, "
-        f"{sum(one.verb == 'patch' for one in requests)} patch(es), "
+        f"{sum(one.verb == 'patch' and not one.subresource for one in requests)} patch(es), "
         f"{SERVICE} {'runs' if SERVICE in desk.tree.services else 'does not run'}, "
         f"{'record' if record else 'no record'}"
     )

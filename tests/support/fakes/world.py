@@ -244,7 +244,7 @@ class World(Place):
     def only_showed_its_end(self) -> bool:
         """True if one patch changed the Node, and only what it shows of the driver's state."""
         keys = self.profile.keys
-        touched = [{*patch.labels, *patch.annotations} for patch in self.cluster.patches]
+        touched = [{*patch.labels, *patch.annotations} - {keys.version} for patch in self.cluster.patches]
         return self.killer.effects == ["patch"] and touched == [{keys.state, keys.last_outcome}]
 
     def next_process(self) -> None:
@@ -276,7 +276,7 @@ class World(Place):
         current, paths = self.node, self.profile.paths
         keys = self.profile.keys
         return State(
-            {key: value for key, value in current.labels.items() if key != keys.state},
+            {key: value for key, value in current.labels.items() if key not in (keys.state, keys.version)},
             {key: value for key, value in current.annotations.items() if key != keys.last_outcome},
             current.unschedulable,
             dict(self.host.loaded),

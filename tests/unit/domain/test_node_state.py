@@ -122,7 +122,7 @@ def test_the_patch_and_the_json_patch_show_the_same() -> None:
     other = replace(there, labels={KEYS.state: "wedged"})
     with pytest.raises(errors.Conflict):
         changed_by(other, node_state.operations(there, KEYS, FAILED))
-    assert merged.labels == {KEYS.state: "failed"}
+    assert merged.labels == {KEYS.state: "failed", KEYS.version: FAILED.version}
     assert node_state.decode(str(merged.annotations[KEYS.last_outcome])) == FAILED
 
 

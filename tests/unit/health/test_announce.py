@@ -128,8 +128,9 @@ def test_the_end_of_a_window_is_shown_where_the_node_has_it_open(there: Outage |
     before = LastOutcome(NodeState.READY, 0, "done", digest="ab12", window=there)
     cluster = cluster_of(None, before)
     over = LEFT.ended_by_container(110.0, 112.0, 160.0)
-    announce_window(cluster, RecordingReporter(), KEYS, over)
+    announce_window(cluster, RecordingReporter(), KEYS, over, "2.0.0")
     assert cluster.current is not None
     now = outcome_on(cluster.current, KEYS)
-    assert now == (replace(before, window=over) if is_told else before)
+    assert now == (replace(before, window=over, version="2.0.0") if is_told else before)
+    assert cluster.current.labels.get(KEYS.version) == ("2.0.0" if is_told else None)
     assert len(cluster.patches) == is_told

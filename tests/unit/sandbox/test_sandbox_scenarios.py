@@ -196,7 +196,8 @@ def test_the_modules_go_and_come_in_the_vendors_order(vendor: Played) -> None:
 def test_what_is_paused_is_restored_around_the_swap(vendor: Played) -> None:
     name, texts = vendor.report.scenario.name, vendor.texts
     keys = builtin()[VENDORS[name].profile].keys
-    apart = (keys.journal, keys.cordon, keys.state, keys.upgrade_state, "module ", "journal ", "outcome ")
+    shown = (keys.state, keys.version, "outcome ")
+    apart = (keys.journal, keys.cordon, *shown, keys.upgrade_state, "module ", "journal ")
     seen = [
         "pod tt-telemetry" + text[text.index(" is ") :] if text.startswith("pod tt-telemetry-") else text
         for text in texts

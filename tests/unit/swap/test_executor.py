@@ -247,7 +247,7 @@ def test_a_node_that_was_held_for_a_failed_load_is_released_by_the_next_run() ->
 def test_a_first_install_that_fails_pauses_nothing_and_gives_the_node_back() -> None:
     world = made("first_install_by_manager", broken={"2.0"})
     assert "paused" not in world.ended(FAILED).what
-    shown = {PROFILE.keys.state}
+    shown = {PROFILE.keys.state, PROFILE.keys.version}
     assert not any(change.labels.keys() - shown or change.unschedulable for change in world.cluster.patches)
     assert world.host.loaded == {}
     assert world.is_released

@@ -95,7 +95,7 @@ def taken_at(world: World) -> list[float]:
 
 def is_untouched(world: World) -> bool:
     """True if nobody was ever disturbed; the Node shows how each run ended."""
-    shown = {KEYS.state, KEYS.last_outcome}
+    shown = {KEYS.state, KEYS.version, KEYS.last_outcome}
     for change in world.cluster.patches:
         if not {*change.labels, *change.annotations} <= shown or change.unschedulable is not None:
             return False

@@ -5,6 +5,7 @@ offered:
     rebooter: true
     rebooter-eviction: false
     clients: false
+    node-condition: false
     metrics: false
     openshift: false
     openshift-rebooter: false
@@ -17,6 +18,7 @@ offered:
     rebooter: true
     rebooter-eviction: false
     clients: false
+    node-condition: false
     metrics: false
     openshift: false
     openshift-rebooter: false
@@ -29,6 +31,7 @@ offered:
     in-place: true
     eviction: true
     clients: false
+    node-condition: false
     metrics: false
     openshift: false
     resource-quota: false
@@ -40,6 +43,7 @@ offered:
     in-place: true
     eviction: true
     clients: false
+    node-condition: false
     metrics: false
     openshift: false
     resource-quota: false
@@ -52,6 +56,7 @@ offered:
     eviction: true
     safe-load: false
     clients: false
+    node-condition: false
     metrics: false
     openshift: false
     resource-quota: false
@@ -64,6 +69,7 @@ offered:
     eviction: true
     safe-load: false
     clients: false
+    node-condition: false
     metrics: false
     openshift: false
     resource-quota: false
@@ -75,6 +81,7 @@ offered:
     in-place: true
     eviction: true
     clients: false
+    node-condition: false
     metrics: false
     openshift: false
     resource-quota: false
