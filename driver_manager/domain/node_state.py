@@ -248,7 +248,7 @@ def condition(node: Node, keys: NodeKeys, state: NodeState | None = None) -> Con
     Also None if the label shows no state.
     """
     state = state or state_on(node, keys)
-    if state is None:
+    if state is None or not keys.condition:
         return None
     status = str(state is NodeState.READY)
     reason = "".join(word.capitalize() for word in state.value.split("-"))

@@ -63,7 +63,7 @@ from driver_manager.domain.wire import Operation
 # ResourceClaims, in the newest version of their group that both sides know
 
 LIST_CLAIMS = "list resourceclaims.resource.k8s.io"
-_UNLISTED, _UNREAD = frozenset({FORBIDDEN}), frozenset({FORBIDDEN, NOT_FOUND})
+_NO_RIGHT, _UNREAD = frozenset({FORBIDDEN}), frozenset({FORBIDDEN, NOT_FOUND})
 _DRA = "/apis/resource.k8s.io"
 _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 
@@ -85,7 +85,7 @@ def claims_in(api: KubeApi, namespaces: Iterable[str], named: Iterable[tuple[str
         path = f"{_DRA}/{version}/namespaces/{namespace}/resourceclaims"
         names = sorted({name for there, name in wanted if there == namespace})
         try:
-            body = api.whole_list(path, LIST_CLAIMS, _UNLISTED if names else frozenset())
+            body = api.whole_list(path, LIST_CLAIMS, _NO_RIGHT if names else frozenset())
         except Answer as answer:
             found += _each(api, path, names, answer)
             continue
@@ -262,7 +262,7 @@ class KubeCluster:
         query = urlencode({**self._on_node, **(FROM_MEMORY if recent else {})})
         can_narrow = bool(self.home) and not self._namespace
         try:
-            body = self._list_pods(query, frozenset({FORBIDDEN}) if can_narrow else frozenset())
+            body = self._list_pods(query, _NO_RIGHT if can_narrow else frozenset())
         except Answer as answer:
             body = self._narrowed(query, refused(answer.what, answer.message))
         return replace(understood(_as_pod_list, body), namespace=self._namespace)
@@ -274,7 +274,7 @@ class KubeCluster:
         """The pods of our home alone, from now on. Raises `refusal`, that of all pods, if these are refused too."""
         self._namespace = self.home
         try:
-            body = self._list_pods(query, frozenset({FORBIDDEN}))
+            body = self._list_pods(query, _NO_RIGHT)
         except Answer as answer:
             self._namespace = ""
             raise refusal from answer
@@ -330,10 +330,10 @@ class KubeCluster:
         path, what = f"/api/v1/nodes/{self._node_name}/status?fieldManager={FIELD_MANAGER}", "patch nodes/status"
         body = condition_patch(condition, self._clock.wall())
         try:
-            self._api.call("PATCH", path, what, body, content_type=STRATEGIC_PATCH)
-        except ApiRefused as error:
+            self._api.call("PATCH", path, what, body, content_type=STRATEGIC_PATCH, passing=_NO_RIGHT)
+        except Answer as answer:
             self._may_show_conditions = False
-            self._reporter.info(f"the condition {condition.kind} is not written: {error.what}")
+            self._reporter.info(f"the condition {condition.kind} is not written: {answer.message}")
             return False
         except ManagerError as error:
             self._reporter.warn(f"the condition {condition.kind} is not {condition.reason}: {error}")

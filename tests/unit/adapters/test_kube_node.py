@@ -11,12 +11,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.adapters.kube.node import answers
 from driver_manager.adapters.process.clock import SystemClock, ThreadClock
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Conflict, Terminated, WatchBroken, WatchExpired
-from driver_manager.domain.node import Claim, Eviction, EvictionOutcome, NodeChange, Pod, PodEvent, PodEventKind
+from driver_manager.domain.node import (
+    Claim,
+    Condition,
+    Eviction,
+    EvictionOutcome,
+    NodeChange,
+    Pod,
+    PodEvent,
+    PodEventKind,
+)
 from driver_manager.domain.wire import expect
 from tests.support.fakes.scripted_api import Answer, Scripted, status
 from tests.support.fakes.signals import signals_kept
@@ -95,6 +105,39 @@ def test_an_event_that_cannot_be_posted_is_one_warning_and_one_request(
     (warning,) = api.reporter.warnings
     assert ("create events in namespace default" in warning) is (answer.status != 200)
     assert len(api.requests) == 1
+
+
+SHOWN = Condition("example.com/DriverReady", "True", "Ready", "it serves", is_turned=True)
+
+
+def test_a_condition_is_one_patch_of_the_status_which_keeps_the_time_of_an_unchanged_status(api: Scripted) -> None:
+    api.answer(Answer(), Answer())
+    assert api.cluster.show_condition(SHOWN)
+    assert api.cluster.show_condition(replace(SHOWN, reason="Other", is_turned=False))
+    first, second = api.requests
+    assert (first.method, first.path) == ("PATCH", "/api/v1/nodes/n/status")
+    assert first.headers["content-type"] == "application/strategic-merge-patch+json"
+    assert first.query == {"fieldManager": ["driver-manager"]}
+    ((turned,), (kept,)) = (one.body["status"]["conditions"] for one in (first, second))
+    assert turned["lastTransitionTime"] == turned["lastHeartbeatTime"]
+    assert (turned["type"], turned["status"], turned["reason"]) == ("example.com/DriverReady", "True", "Ready")
+    assert turned["message"] == "it serves"
+    assert "lastTransitionTime" not in kept
+
+
+def test_a_condition_that_may_not_be_written_is_tried_once_and_no_warning(api: Scripted) -> None:
+    api.answer(Answer(403, status("no")))
+    assert not api.cluster.show_condition(SHOWN)
+    assert not api.cluster.show_condition(SHOWN)
+    assert (len(api.requests), api.reporter.warnings) == (1, [])
+
+
+def test_a_condition_that_cannot_be_written_is_a_warning_and_tried_again(api: Scripted) -> None:
+    api.answer(Answer(422, status("no")), Answer())
+    assert not api.cluster.show_condition(SHOWN)
+    (warning,) = api.reporter.warnings
+    assert "example.com/DriverReady" in warning
+    assert api.cluster.show_condition(SHOWN)
 
 
 # watches

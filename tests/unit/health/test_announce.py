@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from driver_manager.core.node import ATTEMPTS, announce, announce_window
+from driver_manager.domain import node_state
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable
 from driver_manager.domain.health.watch import Notice, NoticeKind
 from driver_manager.domain.node_state import LastOutcome, NodeState, encode, outcome_on
@@ -114,6 +115,31 @@ def test_killed_anywhere_the_next_one_ends_as_an_undisturbed_one(notice: Notice,
     killed.killer.revive()
     assert shown(killed, notice) == shown(undisturbed, notice)
     assert killed.posted == undisturbed.posted
+
+
+def test_the_condition_follows_a_wedge_and_its_end_also_where_the_label_was_written_before() -> None:
+    cluster = cluster_of("ready")
+    cluster.has_conditions = True
+    for notice in (WEDGE, WEDGE, END):
+        shown(cluster, notice)
+    assert [(one.status, one.reason) for one in cluster.conditions] == [("False", "Wedged"), ("True", "Ready")]
+    killed = cluster_of("ready")
+    killed.has_conditions = True
+    killed.killer.kill_at(0, after=True)
+    with pytest.raises(Killed):
+        announce(killed, RecordingReporter(), KEYS, WEDGE)
+    killed.killer.revive()
+    shown(killed, WEDGE)
+    assert [one.reason for one in killed.conditions] == ["Wedged"]
+
+
+@pytest.mark.parametrize("state", ["upgrading", "reboot-required"])
+def test_the_condition_of_a_state_that_a_wedge_does_not_replace_is_that_state(state: str) -> None:
+    cluster = cluster_of(state)
+    cluster.has_conditions = True
+    shown(cluster, WEDGE)
+    assert [one.status for one in cluster.conditions] == ["False"]
+    assert node_state.condition(cluster.node(), KEYS) is None
 
 
 LEFT = Outage(100.0, 4.0, {OutagePart.UNLOAD: 4.0}, is_open=True)

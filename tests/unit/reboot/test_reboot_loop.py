@@ -535,3 +535,13 @@ def test_pods_that_use_the_accelerator_leave_unless_one_has_no_controller(
         assert drain.blockers() == ()
         drain.clear()
     assert set(on.listed) == (pods.keys() if blocks else STAY.keys())
+
+
+@pytest.mark.parametrize("has_one", [False, True])
+def test_the_condition_follows_the_request_on_a_node_that_has_one(machine: Machine, has_one: bool) -> None:
+    machine.cluster.has_conditions = True
+    if has_one:
+        machine.tell(conditions={KEYS.condition: ("True", "Ready")})
+    settled(machine)
+    reasons = ["RebootRequired", "Ready"] if has_one else []
+    assert [one.reason for one in machine.cluster.conditions] == reasons

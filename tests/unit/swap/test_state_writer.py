@@ -346,3 +346,83 @@ def test_what_a_killed_run_left_paused_is_not_called_undisturbed() -> None:
     assert "no pod was disturbed" not in world.ended(ExitCode.DRIVER_BUSY).what
     assert not [step for step in world.reporter.steps if "before anything is changed" in step]
     assert world.is_released
+
+
+# the condition, which follows the state
+
+CONDITION = KEYS.condition
+
+
+def condition_of(world: World) -> tuple[str, str] | None:
+    return world.node.conditions.get(CONDITION)
+
+
+def written(world: World) -> list[str]:
+    """The reasons that were written, in order."""
+    return [one.reason for one in world.cluster.conditions]
+
+
+@pytest.mark.parametrize(
+    ("world", "reasons"),
+    [
+        (upgrade(), ["Upgrading", "Ready"]),
+        (upgrade(broken={"2.0"}), ["Upgrading", "Failed"]),
+        (upgrade(broken={"1.0", "2.0"}), ["Upgrading", "Held"]),
+        (impossible(), ["Failed"]),
+        (by_reboot(), ["RebootRequired"]),
+        (made("first_install_by_manager"), ["Upgrading", "Ready"]),
+    ],
+    ids=["swap", "rollback", "held", "preflight", "reboot", "first install"],
+)
+def test_the_condition_is_written_once_for_each_state(world: World, reasons: list[str]) -> None:
+    world.given(has_conditions=True).run()
+    assert written(world) == reasons
+    kind, last = world.profile.keys.condition, world.cluster.conditions[-1]
+    assert world.node.conditions[kind] == (str(reasons[-1] == "Ready"), reasons[-1])
+    assert world.profile.keys.last_outcome in last.message
+    turned = [one.is_turned for one in world.cluster.conditions]
+    assert turned == [True, *(reason == "Ready" for reason in reasons[1:])], "from absent, and between True and False"
+
+
+def test_a_run_that_changes_nothing_writes_a_condition_that_is_not_there_yet_and_no_second_one() -> None:
+    world = upgrade()
+    world.ended()
+    world.given(has_conditions=True).again()
+    assert written(world) == ["Ready"]
+    world.again()
+    assert written(world) == ["Ready"]
+    assert patched(world) == ["upgrading", "ready"]
+
+
+def test_a_load_on_a_node_that_is_not_taken_is_shown_before_and_after() -> None:
+    world = upgrade(has_conditions=True)
+    world.ended()
+    world.reboot()
+    world.cluster.conditions.clear()
+    at_load: list[tuple[str, str] | None] = []
+    world.on("load rebellions", lambda one: at_load.append(condition_of(one))).again()
+    assert at_load == [("False", "Upgrading")]
+    assert condition_of(world) == ("True", "Ready")
+
+
+@pytest.mark.shares(3)
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_killed_at_any_effect_the_condition_is_that_of_the_state_in_the_end(name: str, after: bool) -> None:
+    world = made(name, has_conditions=True)
+    world.run()
+    assert node_state.condition(world.node, world.profile.keys) is None
+    for effect in range(len(world.killer.effects)):
+        one = made(name, has_conditions=True).killed(effect, after=after)
+        one.run()
+        assert node_state.condition(one.node, one.profile.keys) is None, effect
+
+
+def test_without_the_right_or_with_no_state_nothing_is_written() -> None:
+    world = upgrade()
+    world.ended()
+    assert not world.node.conditions
+    silent = replace(PROFILE, keys=replace(KEYS, state="", last_outcome="", version=""))
+    world = upgrade(has_conditions=True, profile=silent)
+    world.ended()
+    assert not world.node.conditions
