@@ -333,7 +333,7 @@ class KubeCluster:
             self._api.call("PATCH", path, what, body, content_type=STRATEGIC_PATCH, passing=_NO_RIGHT)
         except Answer as answer:
             self._may_show_conditions = False
-            self._reporter.info(f"the condition {condition.kind} is not written: {answer.message}")
+            self._reporter.info(f"the condition {condition.kind} is not written: {refused(what, answer.message).what}")
             return False
         except ManagerError as error:
             self._reporter.warn(f"the condition {condition.kind} is not {condition.reason}: {error}")

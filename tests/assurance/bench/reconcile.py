@@ -16,7 +16,7 @@ from pathlib import Path
 from driver_manager.sandbox.host import HostTree
 from tests.assurance.bench.figure import floor_s
 from tests.support.control_plane.kubelet import Operands, create_node, create_operands
-from tests.support.control_plane.many_nodes import COUNTED_OUT, Crowd, Crowded
+from tests.support.control_plane.many_nodes import Crowd, Crowded
 from tests.support.control_plane.runner import NEW, CommandRunner, lighten
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.fakes.storm import Outage, no_numbers, own_numbers, peak, requests_s
@@ -151,7 +151,7 @@ def _upgrade(plane: ControlPlane, folder: Path, through: tuple[str, ...] = ()) -
             raise SystemExit(f"the driver is {command_runner.tree.driver_version}")
         gone_s = max(deletion.asked_at_s or 0.0 for deletion in node.kubelet.deletions())
         records = plane.audit(plane.agent_with_events.name, since=mark)
-        requests = sum(record.resource not in COUNTED_OUT for record in records)
+        requests = sum(record.is_counted for record in records)
         return Sample(requests, ended.at_s - gone_s, ended.took_s - POD_STOP_S, floor)
 
 

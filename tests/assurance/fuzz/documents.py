@@ -35,10 +35,10 @@ from driver_manager.domain.host import (
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.metrics import exposition
+from driver_manager.domain.node import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.node_state import Generation, decode_generation, encode_generation
 from driver_manager.domain.pods import client_record, journal_check, labels
 from driver_manager.domain.pods.client_record import ClientRecord
-from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.profile import Probe, Profile, decode_profile, encode_profile
 from driver_manager.domain.reboot import state as reboot_record
 from driver_manager.domain.reboot.maintenance_windows import parse_windows

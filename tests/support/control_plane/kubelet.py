@@ -20,8 +20,10 @@ from tests.support.control_plane.api import PATIENCE_S, Api, ApiError, Follower,
 from tests.support.control_plane.servers import NAMESPACE
 
 STATE_END, OUTCOME_END = "driver-manager.state", "driver-manager.last-outcome"
-GENERATION_END = "driver-manager.generation"
+GENERATION_END, VERSION_END = "driver-manager.generation", "driver-manager.version"
+OWN_ENDS = (STATE_END, OUTCOME_END, GENERATION_END, VERSION_END)
 STATE, LAST_OUTCOME = f"rebellions.ai/npu-{STATE_END}", f"rebellions.ai/npu-{OUTCOME_END}"
+VERSION, CONDITION = f"rebellions.ai/npu-{VERSION_END}", "rebellions.ai/DriverReady"
 
 Shown = tuple[str | None, int | None]
 """The label's word, and the exit code in the annotation; None for what is not there."""
@@ -30,8 +32,13 @@ NOTHING: Shown = (None, None)
 
 
 def of_others(values: Mapping[str, str]) -> dict[str, str]:
-    """`values` without the label and the annotations of the driver's state."""
-    return {key: text for key, text in values.items() if not key.endswith((STATE_END, OUTCOME_END, GENERATION_END))}
+    """`values` without the labels and annotations of the driver's state."""
+    return {key: text for key, text in values.items() if not key.endswith(OWN_ENDS)}
+
+
+def conditions(node: Json) -> dict[str, tuple[str, str]]:
+    """Status and reason of each condition, by its type."""
+    return {one["type"]: (one["status"], one.get("reason", "")) for one in node["status"].get("conditions", [])}
 
 
 def shown(node: Json) -> Shown:

@@ -46,6 +46,12 @@ class AuditRecord:
     code: int | None
     body: Any  # what was sent, for service accounts of the policy's namespace only
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is one of a run's requests: Events, access reviews and the condition are counted apart."""
+        is_condition = (self.resource, self.subresource) == ("nodes", "status")
+        return self.resource not in {"events", "selfsubjectaccessreviews"} and not is_condition
+
     def __str__(self) -> str:
         path = "/".join(part for part in (self.resource, self.name, self.subresource) if part)
         return f"{self.verb} {path or self.uri} {self.code}"

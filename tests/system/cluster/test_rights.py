@@ -7,6 +7,7 @@ there, and the very path that needed it says so.
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.profiles import builtin
 from scripts.releasing.kustomize import only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.approved_reboot import LEASE, approved_reboot
-from tests.support.control_plane.kubelet import NEVER, OperandsFactory
+from tests.support.control_plane.kubelet import CONDITION, NEVER, OperandsFactory, conditions
 from tests.support.control_plane.old_server import PodClaim
 from tests.support.control_plane.processes import RUN_TIMEOUT_S, Ended, ForkedCommand, Running
 from tests.support.control_plane.proxy import Proxy
@@ -37,6 +39,7 @@ from tests.support.control_plane.scene import WatchedNode, open_world, watched_n
 from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane
 from tests.support.control_plane.workloads import Pod, Shape, Workloads, WorkloadsFactory
 from tests.support.deploy.apply import Right, applied, rights_of
+from tests.support.deploy.renderings import kubectl
 from tests.support.deploy.rights import BOUND_KINDS, shown, user, without
 
 # This overlay has no eviction.
@@ -119,7 +122,7 @@ def test_every_right_of_the_component_is_needed(admin_api: Api, clients: Clients
 WARNING = '"level": "warning"'
 MANAGED = "the operator manages upgrades on this node"  # a warning that has nothing to do with rights
 
-AGENT = render_with_namespace("rebellions", "safe-load")
+AGENT = render_with_namespace("rebellions", "safe-load", "node-condition")
 REBOOTER = render_with_namespace("ascend", "rebooter-eviction")
 AGENT_ACCOUNT = only(AGENT, "ServiceAccount")
 REBOOTER_ACCOUNT = only(REBOOTER, "ServiceAccount", "ascend-driver-rebooter")
@@ -182,7 +185,9 @@ def complaints(ended: Ended, code: int = 0) -> str:
 def upgrade(one: Case) -> str:
     """The full path: operands leave, pods are evicted by request and by claim, the driver is swapped."""
     one.populate()
-    return complaints(one.command_runner.reconcile(**EVICT))
+    said = complaints(one.command_runner.reconcile(**EVICT))
+    shown = conditions(one.node.read()).get(CONDITION)
+    return said or ("" if shown == ("True", "Ready") else f"without patch nodes/status the condition is {shown}")
 
 
 def drain(one: Case) -> str:
@@ -272,6 +277,24 @@ def test_every_right_of_the_agent_is_needed(admin_api: Api, case: GroundFactory,
     assert f"{verb} {resource}{f'.{group}' if group else ''}" in said, f"{name}: {said}"
 
 
+def test_kubectl_waits_for_the_drivers_condition(case: GroundFactory, control_plane: ControlPlane) -> None:
+    one = case()
+    one.made.managed(1, Shape(labels={"app": "slow"}))
+    one.node.kubelet.stop_after("slow", NEVER)
+    others = conditions(one.node.read())
+    kubeconfig = control_plane.kubeconfig(control_plane.admin.token)
+    wait = [kubectl(), f"--kubeconfig={kubeconfig}", "wait", f"--for=condition={CONDITION}", f"node/{one.node.name}"]
+    run = start_and_take(one.command_runner, **EVICT)
+    wait_until(lambda: conditions(one.node.read()).get(CONDITION) == ("False", "Upgrading"), "the run shows itself")
+    early = subprocess.run([*wait, "--timeout=1s"], capture_output=True, text=True, check=False, timeout=60)
+    assert "timed out" in early.stderr, early
+    with subprocess.Popen([*wait, "--timeout=60s"], stdout=subprocess.PIPE, text=True) as waiting:
+        one.node.kubelet.release("slow")
+        assert complaints(run.end()) == ""
+        assert "condition met" in waiting.communicate(timeout=90)[0]
+    assert conditions(one.node.read()) == {**others, CONDITION: ("True", "Ready")}
+
+
 @pytest.fixture
 def watched(control_plane: ControlPlane, admin_api: Api, shipped: None, tmp_path: Path) -> Iterator[WatchedNode]:
     """A node whose health-watch has the token of the overlay's service account."""
@@ -290,7 +313,8 @@ def told(watched: WatchedNode) -> str:
             lambda: (watched.state == "wedged" and watched.events("DriverWedged")) or _not_told(loop),
             "the Node is told, or a right lacks",
         )
-        return _not_told(loop)
+        shown = conditions(watched.scene.node.read()).get(CONDITION)
+        return _not_told(loop) or ("" if shown == ("False", "Wedged") else f"the condition is {shown}")
 
 
 def _not_told(loop: Running) -> str:
@@ -346,8 +370,12 @@ def reboot_asked_for(one: CommandRunner) -> str:
 def rebooted(one: CommandRunner) -> str:
     """An approved reboot with slot and eviction, and what comes after the boot."""
     (one.tree.root / "var/lib/ascend/.reboot-required").write_text("upgrade\n")
+    kind = builtin()["ascend"].keys.condition
+    there = [*one.node.read()["status"]["conditions"], {"type": kind, "status": "True", "reason": "Ready"}]
+    one.node.api.patch(f"{one.node.path}/status", {"status": {"conditions": there}})
     said = approved_reboot(one, {})
     assert said or not one.node.pods(), "the pod is evicted"
+    assert said or conditions(one.node.read())[kind] == ("True", "Ready")
     return said
 
 

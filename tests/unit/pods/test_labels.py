@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from driver_manager.adapters.kube.objects import as_pod
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.node import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.pods.labels import (
-    MAX_LABEL_VALUE_CHARS,
     decoded,
     gate_originals,
     gates_restored,
