@@ -324,7 +324,9 @@ class NodeLock:
                 self.state.holds()
                 self._ports.log.end = NodeEnd.HELD
                 self._start_services_of_ours(journal)
-                return f"the node stays paused, because {why}; the next run resumes from the journal"
+                what = f"the node stays paused, because {why}; the next run resumes from the journal"
+                early = "; operands that an operator switches on before fail until then"
+                return what + (early if journal.paused else "")
             self._to_reload = journal.removed if self._may_load and not self._has_new_driver(journal) else ()
             try:
                 self.undo_devices(journal)

@@ -212,7 +212,7 @@ _SEES_ALL = ("evict", "managed")
 _MEANINGS: tuple[tuple[Meant, int | None], ...] = (
     (lambda cell, what: _cuts_off(cell) and not _is_first(cell), UNAVAILABLE),
     (lambda cell, what: what == ("get", "nodes") and cell.asked.nth in _LOOKS.get(cell.route, ()), None),
-    (lambda cell, what: what == ("create", "events"), None),  # one warning
+    (lambda cell, what: what in (("create", "events"), ("patch", "nodes/status")), None),  # one warning
     (lambda cell, what: what == ("list", "pods") and cell.kind == "403" and _does_with_less(cell), None),
     (lambda cell, what: what == _CLAIMS and cell.kind == "403", None),  # it gets the claims by their names instead
     (lambda cell, what: what == _REVIEW and cell.by.family in (Family.REFUSED, Family.RENEWED), None),

@@ -107,13 +107,21 @@ def add_module(tree: HostTree, name: str, *below: str) -> None:
         fake_tools.count(tree.root / "sys/module" / used, 1)
 
 
+LEFT_BY_THE_CONTAINER = {
+    "run/nvidia/nvidia-driver.pid": "4242",
+    "run/nvidia/validations/.driver-daemons-status": "Ready",
+}
+
+
 def nvidia(settle: SettleDropin) -> DriverNode:
     """NVIDIA's manifest on a node with all of its modules, and what its driver container leaves."""
     driver_node = settle("nvidia", "nvidia")
     for name in ("nvidia_uvm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv"):
         add_module(driver_node.tree, name, "nvidia")
     add_module(driver_node.tree, "nvidia_drm", "nvidia_modeset")
-    (driver_node.tree.root / "run/nvidia/nvidia-driver.pid").write_text("4242\n")
+    for path, text in LEFT_BY_THE_CONTAINER.items():
+        (driver_node.tree.root / path).parent.mkdir(exist_ok=True)
+        (driver_node.tree.root / path).write_text(f"{text}\n")
     return driver_node
 
 
@@ -136,7 +144,7 @@ def test_nvidias_uninstall_driver_runs_unchanged(
     ended = driver_node.clear("the driver was unloaded")
     assert modules(driver_node) == set()
     assert (tree.digest, driver_node.is_mounted()) == ("", False)
-    assert not (tree.root / "run/nvidia/nvidia-driver.pid").exists()
+    assert [path for path in LEFT_BY_THE_CONTAINER if (tree.root / path).exists()] == []
     assert (tenant.state(), mig.state()) == ("gone", "gone")
     rdma, *polled, event = warnings(ended.err)
     assert rdma.startswith("GPU_DIRECT_RDMA_ENABLED is set but has no effect here")

@@ -386,7 +386,7 @@ APART = ("Namespace", "PodDisruptionBudget")
 """The control plane's own, and what this API server is too old for."""
 
 KEYS = builtin()["rebellions"].keys
-LABELS = {KEYS.state, KEYS.upgrade_state, KEYS.skip, f"{PREFIX}driver"}
+LABELS = {KEYS.state, KEYS.version, KEYS.upgrade_state, KEYS.skip, f"{PREFIX}driver"}
 RELEASED = {KEYS.journal, KEYS.cordon, KEYS.upgrade_enabled, KEYS.safe_load}
 """What a run removes when it releases the node, and what is an operator's."""
 

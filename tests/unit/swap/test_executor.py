@@ -30,6 +30,7 @@ from tests.support.fakes.builders import (
     driver_pod,
     host,
     journal,
+    key,
     observation,
     pod,
 )
@@ -722,6 +723,7 @@ def switch_on(world: World) -> None:
     world.cluster.edit(dict.fromkeys([PLUGIN, EXPORTER], "true"))
 
 
+LONG = key("long")
 SET_BACK = f"operator (Update, 2026-11-28T10:00:00Z) set {PLUGIN}, {EXPORTER} back, which this run had paused"
 
 
@@ -777,3 +779,34 @@ def test_a_pause_on_top_of_ours_keeps_its_owner() -> None:
     world = made(PEER).on("look at labels", lambda one: one.cluster.edit(edit))
     world.ended()
     assert world.node.labels[PLUGIN] == "paused-for-mig-change"
+
+
+@pytest.mark.parametrize("bad", ["broken", "sick"])
+def test_operands_that_an_operator_switches_on_after_a_failure_cost_nothing(bad: str) -> None:
+    """As rbln-npu-operator does once the init container has terminated: exactly our value becomes `true`.
+
+    The next run pauses them again if a driver is loaded, which they may hold.
+    """
+    world = made("replace_by_manager", **{bad: {"2.0"}}, **NEW_ONLY)
+    world.cluster.edit({LONG: None})  # `true` would be what it had: its pause keeps no more of it
+    before = world.state().labels
+    world.ended(FAILED, "operands that an operator switches on before fail until then")
+    paused = [label for label, value in world.node.labels.items() if value == PAUSED]
+    assert len(paused) > 1
+    world.cluster.edit(dict.fromkeys(paused, "true"))
+    seen = list[bool]()
+    world.given(**{bad: set()}).on("load rebellions", lambda one: seen.append(one.node.labels[PLUGIN] == PAUSED))
+    world.again()
+    assert seen == [bad == "sick"]
+    after = world.state()
+    assert (after.labels, after.annotations, after.unschedulable) == (before, {}, False)
+
+
+def test_the_state_label_of_an_upgrade_that_an_operator_removes_changes_no_run() -> None:
+    """As gpu-operator does on all nodes at each reconcile, with autoUpgrade off or sandbox workloads on."""
+    key = PROFILE.keys.upgrade_state
+    world = made("replace_by_manager")
+    world.cluster.edit({key: "upgrade-done"})
+    world.on("watch", lambda one: one.cluster.edit({key: None})).ended()
+    assert key not in world.node.labels
+    assert world.is_released
