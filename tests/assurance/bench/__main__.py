@@ -61,7 +61,7 @@ def of_reconcile(plane: ControlPlane) -> list[Figure]:
     floors = tuple(sample.floor_s for sample in samples)
     requests = tuple(float(sample.requests) for sample in samples)
     reactions, overheads = (tuple(getattr(one, name) for one in samples) for name in ("reaction_s", "overhead_s"))
-    audited = f"audit log, events and access reviews aside; {OVER.format(RUNS)}"
+    audited = f"audit log; events, access reviews and the condition aside; {OVER.format(RUNS)}"
     tools = f"stand-in tools in sh; {OVER.format(RUNS)}"
     deleted, whole = "from before its final DELETE is sent", "start to end of the process less the pods' second"
     return [
