@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -82,7 +83,7 @@ from driver_manager.domain.profile import (
     users,
 )
 from driver_manager.domain.reboot.state import RecordUnreadable, decode_reboot_record
-from driver_manager.domain.text import is_digest
+from driver_manager.domain.text import is_digest, one_line
 from driver_manager.domain.wire import Unreadable
 
 # Sources of a driver: the wanted one, the host's own, and the previous one for a rollback.
@@ -334,6 +335,10 @@ def _granted_reboot(files: HostFiles, path: str, this_boot: str) -> str | None:
         return None
 
 
+_OF_A_POD = re.compile(r"/pods/[^/]+/(volumes|volume-subpaths)(/|$)")
+"""Where a kubelet mounts the volumes of its pods, below any folder (kubernetes, pkg/kubelet/kubelet_getters.go)."""
+
+
 def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
     """Mount points at and below the driver root. `driver_root` is its path without symlinks. Raises ConfigError."""
     if not is_safe_root(driver_root):
@@ -343,7 +348,13 @@ def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
         )
     path = roots.proc / "1/mountinfo"
     with translated(ConfigError, f"cannot read {path}", "Run as root with the host's /proc."):
-        return mount_points_below(path.read_text(errors="surrogateescape"), driver_root)
+        found = mount_points_below(path.read_text(errors="surrogateescape"), driver_root)
+    if volume := next(filter(_OF_A_POD.search, found), ""):
+        raise ConfigError(
+            f"the driver root {driver_root} has volumes of pods in it, such as {one_line(volume)}",
+            "Set DRIVER_ROOT (--driver-root) to a folder of the driver's own. Nothing was changed.",
+        )
+    return found
 
 
 # The owner note: a file on the host that names the run that may change the driver, guarded by the effect lock.

@@ -135,6 +135,24 @@ def test_a_driver_root_that_leads_to_a_folder_the_host_lives_in_is_refused(tree:
     assert "Nothing was changed" in caught.value.remedy
 
 
+@pytest.mark.parametrize("kind", ["volumes/kubernetes.io~empty-dir/v", "volume-subpaths/config/main/0"])
+@pytest.mark.parametrize(
+    "kubelet", ["/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/data/driver/k"]
+)
+def test_a_driver_root_with_volumes_of_pods_in_it_is_refused_wherever_the_kubelet_lives(
+    tree: Tree, kubelet: str, kind: str
+) -> None:
+    root = "/".join(kubelet.split("/")[:4])
+    (tree.root / root.lstrip("/")).mkdir(parents=True)
+    (tree.root / "run/rbln").mkdir(parents=True)
+    (tree.root / ROOT.lstrip("/")).symlink_to(root)
+    volume = f"{kubelet}/pods/5f0c9f7c-0d5c-4d2e-9d57-2f7a7e0f0a11/{kind}"
+    tree.put("/proc/1/mountinfo", mountinfo("/", volume))
+    with pytest.raises(ConfigError, match="has volumes of pods in it") as caught:
+        tree.read()
+    assert "Nothing was changed" in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("lib", "dep", "kernel", "found"),
     [
