@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from driver_manager import profiles
 from driver_manager.adapters.host import system as host_facts
-from driver_manager.adapters.host.files import HostRoots, boot_id, machine_id
+from driver_manager.adapters.host.files import HostRoots, boot_id, host_name, machine_id
 from driver_manager.adapters.host.holders import whose
 from driver_manager.adapters.host.pci import LinuxPciDevices, pci_devices
 from driver_manager.adapters.host.slots import HostSlots
@@ -380,8 +380,7 @@ def node_name(values: Values, roots: HostRoots) -> str:
     """The node's name: from the options, else the host's name if a host tree is mounted. Raises ConfigError."""
     name = values[settings.NODE_NAME]
     if not name and roots.root != Path("/"):
-        with contextlib.suppress(OSError):
-            name = (roots.files().read("/etc/hostname") or "").strip()
+        name = host_name(roots)
     if not name:
         raise ConfigError("the name of the node is not set", "Set NODE_NAME (or --node-name).")
     if not all(part.replace("-", "").isalnum() and part == part.lower() for part in name.split(".")):

@@ -633,6 +633,21 @@ def machine_id(roots: HostRoots) -> str:
     return (roots.files().read("/etc/machine-id") or "").strip()
 
 
+def host_name(roots: HostRoots) -> str:
+    """The host's name as a kubelet takes it (kubernetes, pkg/util/node, GetHostname); "" if unknown.
+
+    The kernel's name is that of the reader's UTS namespace: it counts where that is the host's. Else the file counts.
+    """
+    found = []
+    with contextlib.suppress(OSError, ConfigError):
+        if (roots.proc / "1/ns/uts").readlink() == (roots.proc / "self/ns/uts").readlink():
+            found.append(kernel_fact(roots, "hostname"))
+    with contextlib.suppress(OSError):
+        found += (roots.files().read("/etc/hostname") or "").splitlines()
+    names = (line.partition("#")[0].strip().lower() for line in found)
+    return next((name for name in names if name and name.partition(".")[0] != "localhost"), "")
+
+
 def kernel_fact(roots: HostRoots, name: str) -> str:
     """The text of the file `name` below /proc/sys/kernel. Raises ConfigError."""
     path = roots.proc / "sys/kernel" / name

@@ -23,7 +23,16 @@ from pyfakefs import helpers
 from pyfakefs.fake_filesystem import FakeFilesystem
 
 from driver_manager.adapters.host import files as host_files
-from driver_manager.adapters.host.files import MAX_LINKS, HostFiles, Missing, OpenEntry, WorkLock, place, resolve
+from driver_manager.adapters.host.files import (
+    MAX_LINKS,
+    HostFiles,
+    HostRoots,
+    Missing,
+    OpenEntry,
+    WorkLock,
+    place,
+    resolve,
+)
 from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.system import LinuxHost, Ownership, unwritable
 from driver_manager.domain.errors import ConfigError, OwnedElsewhere
@@ -706,3 +715,48 @@ def test_the_host_adapter_holds_the_lock_of_its_profile_where_there_is_room(tmp_
     with LinuxHost(roots_of(tmp_path / "full"), PROFILE, FakeClock()).at_work() as held:
         assert not held
     assert time.monotonic() - begun < patient(1.0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "is_shared", "text", "name"),
+    [
+        ("node-1", True, None, "node-1"),
+        ("Node-1.Example.COM", True, "other\n", "node-1.example.com"),
+        ("pod-abc", False, "Node-1\n", "node-1"),
+        ("pod-abc", False, None, ""),
+        ("pod-abc", False, "", ""),
+        ("pod-abc", False, "# set by cloud-init\n\n  node-1  # static\n", "node-1"),
+        ("localhost", True, "node-1\n", "node-1"),
+        ("localhost.localdomain", True, "localhost\n", ""),
+        ("", True, "node-1\n", "node-1"),
+        (None, False, "node-1\n", "node-1"),
+    ],
+)
+def test_the_hosts_name_is_the_kernels_where_its_namespace_is_ours_and_else_that_of_the_file(
+    tmp_path: Path, kernel: str | None, is_shared: bool, text: str | None, name: str
+) -> None:
+    for folder in ("proc/sys/kernel", "proc/1/ns", "proc/self/ns", "etc"):
+        (tmp_path / folder).mkdir(parents=True)
+    if kernel is not None:
+        (tmp_path / "proc/sys/kernel/hostname").write_text(f"{kernel}\n")
+        (tmp_path / "proc/1/ns/uts").symlink_to("uts:[1]")
+        (tmp_path / "proc/self/ns/uts").symlink_to("uts:[1]" if is_shared else "uts:[2]")
+    if text is not None:
+        (tmp_path / "etc/hostname").write_text(text)
+    roots = HostRoots(tmp_path, tmp_path / "proc", tmp_path / "sys", tmp_path / "dev")
+    assert host_files.host_name(roots) == name
+
+
+@pytest.mark.submission
+def test_in_a_namespace_of_its_own_a_process_does_not_take_that_ones_name_for_the_hosts(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/hostname").write_text("the-host\n")
+    code = (
+        "import sys; from pathlib import Path; from driver_manager.adapters.host.files import HostRoots, host_name; "
+        "print(host_name(HostRoots(Path(sys.argv[1]), Path('/proc'), Path('/sys'), Path('/dev'))))"
+    )
+    shared = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    own = [*unshare(), "sh", "-c", 'echo other > /proc/sys/kernel/hostname; exec "$0" "$@"']
+    alone = subprocess.run([*own, sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    assert alone.stdout == "the-host\n"
+    assert shared.stdout.strip() in (socket.gethostname().lower(), "the-host"), "the latter where pid 1 has its own"
