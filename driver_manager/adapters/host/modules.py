@@ -759,10 +759,15 @@ class ModuleTrees:
         # A kernel that does not run yet can load the modules of its own host tree once it runs.
         return bool(self.find(HOST, name)) if self._other else (self._sys_root / "module" / name).is_dir()
 
+    @cached_property
+    def _reference(self) -> str:
+        """A module of the host's tree to compare with: one that came with the kernel, and never the driver's; or ""."""
+        others = [path for path in self._entries(HOST) if not is_own(_module_name(path), self._profile)]
+        return next((path for path in others if path.startswith(f"{self._tree(HOST)}/kernel/")), next(iter(others), ""))
+
     def _flags_match(self, vermagic: str) -> bool | None:
         """True if the vermagic, without the release, equals that of a host module; None if there is none to compare."""
-        reference = next(iter(self._entries(HOST)), "")
-        theirs = self._modinfo(reference).get("vermagic", "") if reference else ""
+        theirs = self._modinfo(self._reference).get("vermagic", "") if self._reference else ""
         return vermagic.split()[1:] == theirs.split()[1:] if vermagic and theirs else None
 
     def _modinfo(self, path: str) -> dict[str, str]:
@@ -815,8 +820,7 @@ class ModuleTrees:
             same = [known[name] == int(its, 16) for name, its in checksums.items() if known.get(name)]
             return all(same) if same else None
         mine = checksums.get(LAYOUT_SYMBOL)
-        reference = next(iter(self._entries(HOST)), "")
-        theirs = self._checksums(reference).get(LAYOUT_SYMBOL) if mine and reference else None
+        theirs = self._checksums(self._reference).get(LAYOUT_SYMBOL) if mine and self._reference else None
         return None if mine is None or theirs is None else mine == theirs
 
     def _absent(self, names: frozenset[str]) -> frozenset[str] | None:

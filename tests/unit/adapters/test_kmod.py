@@ -684,3 +684,37 @@ def test_an_offset_beyond_any_file_is_unknown(file: Path, at: int, offset: int) 
     struct.pack_into("<Q", content, at, offset)
     file.write_bytes(content)
     assert kmod.needed_symbols(file) is None
+
+
+OF_THE_KERNEL, OF_ANOTHER = "0xaa", "0xbb"
+
+
+@pytest.mark.parametrize(
+    ("listed", "matches"),
+    [
+        (["updates/rebellions.ko", "kernel/fs/ext4.ko"], False),
+        (["updates/rebellions.ko", "extra/zfs.ko", "kernel/fs/ext4.ko"], False),
+        (["updates/rebellions.ko", "extra/other.ko"], False),
+        (["updates/rebellions.ko"], None),
+        ([], None),
+    ],
+)
+def test_a_driver_is_never_compared_with_itself(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, listed: list[str], matches: bool | None
+) -> None:
+    """It was built for another kernel, and the host's list names it first; zfs is a leftover of that kernel too."""
+
+    def run(argv: Sequence[str], **_: object) -> Result:
+        is_stale = "rebellions" in argv[-1] or "zfs" in argv[-1]
+        if "--dump-modversions" in argv:
+            return Result(0, f"{OF_ANOTHER if is_stale else OF_THE_KERNEL} module_layout\n", "")
+        return Result(0, f"vermagic: {KERNEL} {'preempt' if is_stale else 'SMP'}\n", "")
+
+    monkeypatch.setattr(kmod, "run", run)
+    host = f"/lib/modules/{KERNEL}"
+    tree.put(f"{host}/modules.dep", "".join(f"{name}:\n" for name in listed))
+    tree.put(f"{PREFIX}modules.dep", "x/rebellions.ko:\n")
+    for path in (*(f"{host}/{name}" for name in listed), f"{PREFIX}x/rebellions.ko"):
+        tree.put(path, "")
+    (file,) = ModuleTrees(tree.roots, KERNEL, PROFILE.modules).source(ROOT, ("rebellions",)).modules
+    assert (file.layout_matches, file.flags_match) == (matches, matches)
