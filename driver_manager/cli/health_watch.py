@@ -15,7 +15,7 @@ from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.notes import load_text, read_baseline
 from driver_manager.adapters.host.probe import ToolProber
 from driver_manager.adapters.kube import transport
-from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT, is_in_pod
+from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.process.supervisor import Supervisor
 from driver_manager.adapters.report.http import parse_address
@@ -114,6 +114,7 @@ def _launch(values: Values) -> Launch:
             port=os.environ[SERVICE_PORT],
         ),
         no_way=no_way,
+        is_way_blocked=bool(no_way) and bool(_proxy()),
         client_selector=selector(values, settings.CLIENT_SELECTOR).text,
         argv=tuple(click.get_current_context().find_root().obj or ()),
     )
@@ -126,10 +127,16 @@ def _refuse_without_folder(option: Setting[str], path: str) -> None:
         )
 
 
+def _proxy() -> str:
+    return transport.proxy_for(os.environ.get(SERVICE_HOST, ""), os.environ.get(SERVICE_PORT, ""), os.environ)
+
+
 def _why_no_way(values: Values) -> str:
     """Why a process in this pod cannot reach the Node, "" if it can."""
-    if not is_in_pod(transport.SERVICE_ACCOUNT, os.environ):
-        return f"there is no service account token at {transport.SERVICE_ACCOUNT}, or a proxy is set"
+    if not (transport.SERVICE_ACCOUNT / transport.TOKEN_FILE).exists():
+        return f"there is no service account token at {transport.SERVICE_ACCOUNT}"
+    if proxy := _proxy():
+        return f"{proxy} is set, and health-watch uses no proxy; add {os.environ.get(SERVICE_HOST)} to NO_PROXY"
     if not (os.environ.get(SERVICE_HOST) and os.environ.get(SERVICE_PORT)):
         return f"{SERVICE_HOST} and {SERVICE_PORT} are not set"
     return "" if values[settings.NODE_NAME] else f"{settings.NODE_NAME.env} is not set"

@@ -48,7 +48,8 @@ Publish = Callable[[HealthReport], None]
 class Launch(Struct, frozen=True):
     """The settings of the loop. `argv` are the command's arguments, for a reload.
 
-    `way` leads to the Node; if it is None, `no_way` is the reason. `client_selector` selects clients of the driver.
+    `way` leads to the Node; if it is None, `no_way` is the reason, and `is_way_blocked` if only a proxy is in the way.
+    `client_selector` selects clients of the driver.
     """
 
     roots: HostRoots
@@ -60,6 +61,7 @@ class Launch(Struct, frozen=True):
     ready_file: str = ""
     way: NodeWay | None = None
     no_way: str = ""
+    is_way_blocked: bool = False
     client_selector: str = ""
     argv: tuple[str, ...] = ()
 
@@ -95,7 +97,8 @@ def run(document: dict[str, Any], log: LogForm) -> int:
         f"{policy.failures} consecutive failure(s) count as a wedge"
     )
     if launch.no_way:
-        reporter.info(f"wedges are not reported on the Node: {launch.no_way}")
+        say = reporter.warn if launch.is_way_blocked else reporter.info
+        say(f"wedges are not reported on the Node: {launch.no_way}")
     gc.freeze()  # collections skip the imported modules
     try:
         while True:

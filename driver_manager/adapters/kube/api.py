@@ -535,7 +535,9 @@ class KubeApi:
         """The error for a missing answer. An untrusted certificate is retried only if it was trusted before."""
         doubt = error.doubt
         if doubt is None:
-            return Transient(str(error))
+            proxied = f"The request went through the proxy in {error.proxy}; add the API server to NO_PROXY"
+            remedy = f"{proxied} if the node reaches it without the proxy." if error.proxy else ""
+            return Transient(str(error), remedy=remedy)
         if doubt.verify_code in _OUT_OF_DATE:
             return Transient(f"the API server's certificate is out of date: {doubt.verify_message}", remedy=_MEND_DATES)
         what = f"the API server's certificate is not trusted: {doubt.verify_message}"

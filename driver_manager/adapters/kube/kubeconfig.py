@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -36,6 +37,7 @@ from driver_manager.adapters.kube.transport import (
     Unreachable,
     WireRequest,
     no_way,
+    proxy_for,
 )
 from driver_manager.adapters.process.forked import within
 from driver_manager.domain.errors import ConfigError
@@ -108,7 +110,9 @@ class Library:
             )
             answer = _Response(response, is_whole=not request.stream)
         except (HTTPError, OSError, TooLarge) as error:
-            raise _unreachable(error) from error
+            server = urlsplit(configuration.host)
+            port = str(server.port or 443)
+            raise _unreachable(error, proxy_for(server.hostname or "", port, os.environ)) from error
         if answer.status in (UNAUTHENTICATED, FORBIDDEN) and not (authorization or configuration.cert_file):
             answer.close()
             raise ConfigError("the API server requires credentials, and the kubeconfig has none", _NO_CREDENTIALS)
@@ -284,9 +288,9 @@ def _authorization(configuration: Any, limit_s: float) -> dict[str, str]:
     return {"Authorization": token} if token else {}
 
 
-def _unreachable(error: Exception) -> Unreachable:
+def _unreachable(error: Exception, proxy: str) -> Unreachable:
     reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
     doubt = next((arg for arg in reason.args if isinstance(arg, ssl.SSLCertVerificationError)), None)
     if isinstance(reason, NewConnectionError):
-        return Unreachable(f"cannot connect: {str(reason).rpartition(': ')[2]}", doubt)
-    return Unreachable(f"{type(reason).__name__}: {reason}".splitlines()[0][:200], doubt)
+        return Unreachable(f"cannot connect: {str(reason).rpartition(': ')[2]}", doubt, proxy)
+    return Unreachable(f"{type(reason).__name__}: {reason}".splitlines()[0][:200], doubt, proxy)

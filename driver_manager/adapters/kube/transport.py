@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import select
 import ssl
 import time
@@ -25,11 +26,15 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
 class Unreachable(Exception):
-    """No answer, or an incomplete one. `doubt` is set if the server's certificate is not trusted."""
+    """No answer, or an incomplete one. `doubt` is set if the server's certificate is not trusted.
 
-    def __init__(self, why: str, doubt: ssl.SSLCertVerificationError | None = None) -> None:
+    `proxy` is the variable that names the proxy which was asked, "" for none.
+    """
+
+    def __init__(self, why: str, doubt: ssl.SSLCertVerificationError | None = None, proxy: str = "") -> None:
         super().__init__(why)
         self.doubt = doubt
+        self.proxy = proxy
 
 
 class CredentialsUnreadable(Exception):
@@ -118,9 +123,46 @@ TOKEN_FILE, AUTHORITY = "token", "ca.crt"  # the name of a file
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
+_RULE = re.compile(r"\[(.+)\](?::(\d+))?|([^:]+)(?::(\d+))?|(.+)")
+"""An entry of NO_PROXY: a bracketed address, a host or an IPv4 network, each with a port or without; or an IPv6 one."""
+
+
+def proxy_for(host: str, port: str, environ: Mapping[str, str]) -> str:
+    """The variable that names the proxy for this server, "" if there is none or NO_PROXY names the server.
+
+    NO_PROXY has hosts, which stand for their subdomains too, addresses, networks (CIDR), or `*`, as curl and Go have
+    it (curl(1); golang.org/x/net/http/httpproxy).
+    """
+    name = next((name for name in PROXIES if environ.get(name)), "")
+    rules = (environ.get("no_proxy") or environ.get("NO_PROXY") or "").lower()
+    is_direct = bool(name) and any(_covers(rule, host.lower().strip("[]"), port) for rule in re.split(r"[,\s]+", rules))
+    return "" if is_direct else name
+
+
+def _covers(rule: str, host: str, port: str) -> bool:
+    from ipaddress import ip_address, ip_network  # noqa: PLC0415  # only where there is a proxy
+
+    found = _RULE.fullmatch(rule)
+    if found is None or (found[2] or found[4] or port) != port:
+        return False
+    named = found[1] or found[3] or found[5]
+    if named == "*":
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        domain = named.removeprefix("*").lstrip(".")
+        return bool(domain) and (host == domain or host.endswith(f".{domain}"))
+    try:
+        return address in ip_network(named, strict=False)
+    except ValueError:
+        return False
+
+
 def is_in_pod(account: Path, environ: Mapping[str, str]) -> bool:
-    """True if there is a service account, and no variable that names a proxy."""
-    return (account / TOKEN_FILE).exists() and not any(environ.get(name) for name in PROXIES)
+    """True if there is a service account, and the API server is asked without a proxy."""
+    proxy = proxy_for(environ.get(SERVICE_HOST, ""), environ.get(SERVICE_PORT, ""), environ)
+    return (account / TOKEN_FILE).exists() and not proxy
 
 
 class InPod:

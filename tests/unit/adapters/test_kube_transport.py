@@ -499,6 +499,80 @@ def test_where_a_proxy_is_to_be_asked_the_library_is_used(
     assert isinstance(load_client(None), Library)
 
 
+PROXY = {"HTTPS_PROXY": "http://127.0.0.1:3128"}
+
+
+@pytest.mark.parametrize(
+    ("host", "rules", "is_direct"),
+    [
+        ("10.96.0.1", "10.96.0.1", True),
+        ("10.96.0.1", "localhost, 10.96.0.0/12", True),
+        ("10.96.0.1", "10.96.0.0/16,.svc", True),
+        ("10.96.0.1", "10.97.0.0/16", False),
+        ("10.96.0.1", "10.96.0.1:443", True),
+        ("10.96.0.1", "10.96.0.1:6443", False),
+        ("10.96.0.1", "10.96.0.0/12:443", True),
+        ("10.96.0.1", "96.0.1,10.96.0", False),
+        ("10.96.0.1", "*", True),
+        ("10.96.0.1", "", False),
+        ("10.96.0.1", " ,, ", False),
+        ("10.96.0.1", "[", False),
+        ("fd00:10::1", "fd00:10::/32", True),
+        ("[fd00:10::1]", "fd00:10::1", True),
+        ("fd00:10::1", "[fd00:10::1]:443", True),
+        ("fd00:10::1", "[fd00:10::1]:80", False),
+        ("fd00:10::1", "FD00:10:0::1", True),
+        ("fd00:10::1", "10.0.0.0/8", False),
+        ("kubernetes.default.svc", ".svc", True),
+        ("kubernetes.default.svc", "svc", True),
+        ("kubernetes.default.svc", "*.svc", True),
+        ("Kubernetes.Default.SVC", ".Svc", True),
+        ("kubernetes.default.svc", "default.svc:443", True),
+        ("kubernetes.default.svc", "vc", False),
+        ("kubernetes.default.svc", ".", False),
+        ("kubernetes.default.svc", "10.0.0.0/8 .svc", True),
+    ],
+)
+def test_no_proxy_names_hosts_networks_and_ports(host: str, rules: str, is_direct: bool) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        assert in_pod.proxy_for(host, "443", {**PROXY, name: rules}) == ("" if is_direct else "HTTPS_PROXY")
+    assert in_pod.proxy_for(host, "443", {"NO_PROXY": rules, "HTTPS_PROXY": ""}) == ""
+
+
+def test_the_variable_in_small_letters_comes_first() -> None:
+    environ = {**PROXY, "no_proxy": "10.0.0.0/8", "NO_PROXY": "*"}
+    assert in_pod.proxy_for("192.168.0.1", "443", environ) == "HTTPS_PROXY"
+    assert in_pod.proxy_for("10.1.2.3", "443", environ) == ""
+
+
+def test_a_server_that_no_proxy_names_is_asked_directly(tmp_path: Path, identity: tuple[bytes, ssl.SSLContext]) -> None:
+    account = make_account(tmp_path / "account", "t", identity[0])
+    environ = {**variables(1), **PROXY}
+    assert not is_in_pod(account, environ)
+    assert is_in_pod(account, {**environ, "NO_PROXY": environ["KUBERNETES_SERVICE_HOST"]})
+
+
+@pytest.mark.parametrize("rules", ["", "127.0.0.0/8"])
+def test_an_unreachable_server_behind_a_proxy_has_no_proxy_in_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: str
+) -> None:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", rules)
+    api = kube_api.KubeApi(load_client(str(tmp_path / "config")), SystemClock(), RecordingReporter(), 1.0)
+    with pytest.raises(ApiUnavailable) as caught:
+        api.call("GET", "/api/v1/nodes/n", "get nodes")
+    assert ("add the API server to NO_PROXY" in caught.value.remedy) is not bool(rules), caught.value
+
+
 NO_ADDRESS, NO_CA = "do not name the API server", "its CA certificate cannot be read"
 
 
