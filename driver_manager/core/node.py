@@ -43,12 +43,18 @@ def patch_until_current(
     raise ApiUnavailable(f"the Node kept changing: {ATTEMPTS} patches conflicted", remedy)
 
 
-def show_condition(cluster: Cluster, keys: NodeKeys, node: Node, state: NodeState | None = None) -> Node:
-    """Show the state label of `node`, or `state`, as its condition too; `node` as it is then. Never raises."""
-    condition = node_state.condition(node, keys, state)
-    if condition is None or not cluster.show_condition(condition):
-        return node
-    return replace(node, conditions={**node.conditions, condition.kind: (condition.status, condition.reason)})
+def show_condition(cluster: Cluster, keys: NodeKeys, node: Node, otherwise: NodeState | None = None) -> Node:
+    """Show the state label of `node`, or `otherwise` without one, as its condition too; the Node then.
+
+    Raises as the port.
+    """
+    for _ in range(2):  # another process may have changed the label since `node` was read
+        condition = node_state.condition(node, keys, otherwise)
+        written = cluster.show_condition(condition) if condition is not None else None
+        if written is None:
+            return node
+        node = written
+    return node
 
 
 # Health-watch calls these in a process that may be killed between any two requests, and is then started again.

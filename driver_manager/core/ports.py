@@ -126,11 +126,8 @@ class Cluster(Protocol):
     def patch_node_where(self, operations: tuple[Operation, ...]) -> Node:
         """Apply `operations` in one PATCH. Raises Conflict, and changes nothing, where one of them does not apply."""
 
-    def show_condition(self, condition: Condition) -> bool:
-        """Write a condition of the Node's status, True if it was written. Never raises; logs why it failed.
-
-        Without the right nothing is written or tried again.
-        """
+    def show_condition(self, condition: Condition) -> Node | None:
+        """Write a condition of the Node's status, once; the Node then. None without the right: nothing is written."""
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         """An Event on the Node; with a `key`, only once. Never raises, but warns; False if it may be posted later."""

@@ -183,6 +183,8 @@ class Rebooter:
                 break
         self._record = record
         is_here = node is None or is_this_host(node, host.machine_id(), snapshot.boot_id)
+        if node is not None and is_here:
+            self._show(node)
         wall_s, problem = self._ports.clock.wall(), host.why_not_ready()
         return RebootState(snapshot, record, node, self._policy, wall_s, problem, is_here)
 
@@ -431,9 +433,17 @@ class Rebooter:
 
     def _patch(self, change: NodeChange, resource_version: str | None) -> None:
         if not change.is_empty:
-            node = self._ports.cluster.patch_node(change, resource_version)
-            if self._policy.keys.condition in node.conditions:
+            self._show(self._ports.cluster.patch_node(change, resource_version))
+
+    def _show(self, node: Node) -> None:
+        """Let the condition follow the state label on a Node that has one; a failure is tried again next time."""
+        if self._policy.keys.condition in node.conditions and not self._policy.dry_run:
+            try:
                 show_condition(self._ports.cluster, self._policy.keys, node)
+            except Terminated:
+                raise
+            except ManagerError as error:
+                self._ports.reporter.warn(f"the condition {self._policy.keys.condition} was not written: {error.what}")
 
     def _post(self, reason: str, message: str, key: str, *, warning: bool) -> None:
         """Post an Event, once. Raises ApiUnavailable if it may succeed later; the act then begins again."""

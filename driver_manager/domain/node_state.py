@@ -242,12 +242,9 @@ def label(node: Node, keys: NodeKeys, state: NodeState) -> dict[str, str | None]
     return {keys.state: state.value}
 
 
-def condition(node: Node, keys: NodeKeys, state: NodeState | None = None) -> Condition | None:
-    """The condition of `node` that follows its state label, or is to show `state`; None if it is there.
-
-    Also None if the label shows no state.
-    """
-    state = state or state_on(node, keys)
+def condition(node: Node, keys: NodeKeys, otherwise: NodeState | None = None) -> Condition | None:
+    """The condition of `node` that follows its state label, or `otherwise` without a label; None if it is there."""
+    state = state_on(node, keys) or otherwise
     if state is None or not keys.condition:
         return None
     status = str(state is NodeState.READY)
@@ -255,7 +252,7 @@ def condition(node: Node, keys: NodeKeys, state: NodeState | None = None) -> Con
     there, why = node.conditions.get(keys.condition, ("", ""))
     if (there, why) == (status, reason):
         return None
-    message = f"the driver is {state.value}; details are in the annotation {keys.last_outcome}"
+    message = f"the state is {state.value}; details are in the annotation {keys.last_outcome}"
     return Condition(keys.condition, status, reason, message, is_turned=there != status)
 
 

@@ -200,6 +200,7 @@ _EVENTS = "/api/v1/namespaces/default/events"
 _EVICTION_STATUSES = frozenset({400, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID, 429, 500})
 _EVICT = "create pods/eviction"
 _LACKS_RIGHT = 'cannot create resource "pods/eviction"'
+_LACKS_STATUS_RIGHT = 'cannot patch resource "nodes/status"'
 """In the words of apiserver, pkg/endpoints/handlers/responsewriters/errors.go."""
 
 _OTHER_UID = re.compile(r"\bUID in (the )?precondition")
@@ -324,21 +325,31 @@ class KubeCluster:
     def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         return tuple(right for right in rights if not self._may(*right))
 
-    def show_condition(self, condition: Condition) -> bool:
+    def show_condition(self, condition: Condition) -> Node | None:
         if not self._may_show_conditions:
-            return False
+            return None
         path, what = f"/api/v1/nodes/{self._node_name}/status?fieldManager={FIELD_MANAGER}", "patch nodes/status"
         body = condition_patch(condition, self._clock.wall())
         try:
-            self._api.call("PATCH", path, what, body, content_type=STRATEGIC_PATCH, passing=_NO_RIGHT)
-        except Answer as answer:
+            # Once, and not longer than the process may live: pods may be waiting for the rest of the run.
+            answer = self._api.call(
+                "PATCH",
+                path,
+                what,
+                body,
+                content_type=STRATEGIC_PATCH,
+                passing=_NO_RIGHT,
+                is_interruptible=True,
+                only_once=True,
+            )
+        except Answer as forbidden:
+            error = refused(what, forbidden.message)
+            if _LACKS_STATUS_RIGHT not in forbidden.message:
+                raise error from forbidden
             self._may_show_conditions = False
-            self._reporter.info(f"the condition {condition.kind} is not written: {refused(what, answer.message).what}")
-            return False
-        except ManagerError as error:
-            self._reporter.warn(f"the condition {condition.kind} is not {condition.reason}: {error}")
-            return False
-        return True
+            self._reporter.info(f"the condition {condition.kind} is not written: {error.what}")
+            return None
+        return understood(as_node, answer)
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         try:

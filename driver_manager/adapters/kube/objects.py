@@ -184,8 +184,17 @@ def as_node(item: Mapping[str, Any]) -> Node:
         machine_id=text_of(info, "machineID"),
         is_ready=ready.get("status") == "True" if ready else None,
         has_heartbeat=bool(ready.get("lastHeartbeatTime")),
-        conditions={text_of(one, "type"): (text_of(one, "status"), text_of(one, "reason")) for one in conditions},
+        conditions=_by_type(conditions),
     )
+
+
+def _by_type(conditions: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Status and reason by type, of the first of each type, "" for what is no text: they are anybody's."""
+    found: dict[str, tuple[str, str]] = {}
+    for one in conditions:
+        status, reason = (value if isinstance(value := one.get(key), str) else "" for key in ("status", "reason"))
+        found.setdefault(str(one.get("type")), (status, reason))
+    return found
 
 
 def _ready(conditions: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -131,18 +131,22 @@ class StateWriter:
         self._outcome: LastOutcome | None = None
         self.may_write = True
         self._lasting = node_state.NONE_LASTS
+        self._driver_state: NodeState | None = None
 
     def saw_host(self, host: Host) -> None:
         """The host before the run changes anything."""
         self._lasting = node_state.lasting_on(host, self._profile)
+        self._driver_state = node_state.state_of(host, self._profile)
 
-    def saw(self, node: Node) -> None:
-        """The Node as it is now: its condition follows its state label. Never raises."""
-        self.node = show_condition(self._ports.cluster, self._keys, node)
-
-    def loads(self) -> None:
-        """A driver is about to be loaded, maybe on a node that was not taken for it, as after a boot. Never raises."""
-        self.node = show_condition(self._ports.cluster, self._keys, self.node, NodeState.UPGRADING)
+    def saw(self, node: Node, otherwise: NodeState | None = None) -> None:
+        """The Node as it is now: its condition follows its state label, or `otherwise` without one. Never raises."""
+        self.node = node
+        try:
+            self.node = show_condition(self._ports.cluster, self._keys, node, otherwise)
+        except Terminated:  # the run ends at its next check
+            pass
+        except ManagerError as error:
+            self._ports.reporter.warn(f"the condition {self._keys.condition} was not written: {error.what}")
 
     def will_end_well(self, what: str, state: NodeState = NodeState.READY) -> None:
         """Unless a step fails, the run ends with exit code 0, and the driver is in `state`."""
@@ -207,8 +211,8 @@ class StateWriter:
         """After a run that succeeded: replace what the Node shows, if it is outdated. Never raises."""
         if node_state.is_outdated(self.node, self._keys, self._lasting):
             self.write()
-        elif self.may_write:
-            self.saw(self.node)
+        elif self.may_write and self._outcome is not None:
+            self.saw(self.node, self._driver_state)
 
     def _change(self, node: Node) -> NodeChange:
         """The change of `node` as it is now; empty if it was replaced, or another run has acquired it."""

@@ -164,8 +164,6 @@ class Executor:
         elif isinstance(step, OperatorStep):
             self._operator.do(step)
         elif isinstance(step, ModuleStep):
-            if isinstance(step, LoadModules):
-                self._context.lock.state.loads()
             self._modules.do(step)
         elif isinstance(step, DeviceStep):
             self._devices.do(step)

@@ -47,7 +47,7 @@ class Gated:
         with self._killer.call("patch", effect=True):
             return self._cluster.patch_node(change, resource_version)
 
-    def show_condition(self, condition: Condition) -> bool:
+    def show_condition(self, condition: Condition) -> Node | None:
         with self._killer.call("condition", effect=True):
             return self._cluster.show_condition(condition)
 

@@ -170,15 +170,16 @@ class FakeCluster:
             self._apply(change, FIELD_MANAGER)
         return self._existing()
 
-    def show_condition(self, condition: Condition) -> bool:
+    def show_condition(self, condition: Condition) -> Node | None:
         if not self.has_conditions:  # as without the right
-            return False
+            return None
         with self.killer.call("condition", effect=True):
             node = self._existing()
             self.conditions.append(condition)
             there = {**node.conditions, condition.kind: (condition.status, condition.reason)}
-            self.current = replace(node, conditions=there)
-        return True
+            self.version += 1
+            self.current = replace(node, conditions=there, resource_version=str(self.version))
+        return self._existing()
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         try:

@@ -16,7 +16,15 @@ from msgspec.structs import replace
 from driver_manager.adapters.kube.node import answers
 from driver_manager.adapters.process.clock import SystemClock, ThreadClock
 from driver_manager.core.ports_base import Clock
-from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Conflict, Terminated, WatchBroken, WatchExpired
+from driver_manager.domain.errors import (
+    ApiRefused,
+    ApiUnavailable,
+    Conflict,
+    ManagerError,
+    Terminated,
+    WatchBroken,
+    WatchExpired,
+)
 from driver_manager.domain.node import (
     Claim,
     Condition,
@@ -112,8 +120,9 @@ SHOWN = Condition("example.com/DriverReady", "True", "Ready", "it serves", is_tu
 
 def test_a_condition_is_one_patch_of_the_status_which_keeps_the_time_of_an_unchanged_status(api: Scripted) -> None:
     api.answer(Answer(), Answer())
-    assert api.cluster.show_condition(SHOWN)
-    assert api.cluster.show_condition(replace(SHOWN, reason="Other", is_turned=False))
+    assert api.cluster.show_condition(SHOWN) == api.cluster.show_condition(
+        replace(SHOWN, reason="Other", is_turned=False)
+    )
     first, second = api.requests
     assert (first.method, first.path) == ("PATCH", "/api/v1/nodes/n/status")
     assert first.headers["content-type"] == "application/strategic-merge-patch+json"
@@ -126,18 +135,19 @@ def test_a_condition_is_one_patch_of_the_status_which_keeps_the_time_of_an_uncha
 
 
 def test_a_condition_that_may_not_be_written_is_tried_once_and_no_warning(api: Scripted) -> None:
-    api.answer(Answer(403, status("no")))
-    assert not api.cluster.show_condition(SHOWN)
-    assert not api.cluster.show_condition(SHOWN)
+    api.answer(Answer(403, status('nodes "n" is forbidden: User "u" cannot patch resource "nodes/status"')))
+    assert api.cluster.show_condition(SHOWN) is None
+    assert api.cluster.show_condition(SHOWN) is None
     assert (len(api.requests), api.reporter.warnings) == (1, [])
 
 
-def test_a_condition_that_cannot_be_written_is_a_warning_and_tried_again(api: Scripted) -> None:
-    api.answer(Answer(422, status("no")), Answer())
-    assert not api.cluster.show_condition(SHOWN)
-    (warning,) = api.reporter.warnings
-    assert "example.com/DriverReady" in warning
-    assert api.cluster.show_condition(SHOWN)
+@pytest.mark.parametrize("code", [403, 409, 422, 500])
+def test_a_condition_that_cannot_be_written_is_one_request_and_may_be_tried_again(api: Scripted, code: int) -> None:
+    api.answer(Answer(code, status("admission webhook denied the request")), Answer())
+    with pytest.raises(ManagerError):
+        api.cluster.show_condition(SHOWN)
+    assert len(api.requests) == 1
+    assert api.cluster.show_condition(SHOWN) is not None
 
 
 # watches

@@ -133,6 +133,17 @@ def test_the_condition_follows_a_wedge_and_its_end_also_where_the_label_was_writ
     assert [one.reason for one in killed.conditions] == ["Wedged"]
 
 
+def test_a_condition_that_is_not_written_leaves_the_notice_undelivered_after_its_event() -> None:
+    cluster = cluster_of("ready")
+    cluster.has_conditions = True
+    cluster.killer.at("condition", ApiUnavailable("no answer", ""))
+    with pytest.raises(ApiUnavailable):
+        announce(cluster, RecordingReporter(), KEYS, WEDGE)
+    assert len(cluster.posted) == 1
+    shown(cluster, WEDGE)
+    assert [one.reason for one in cluster.conditions] == ["Wedged"]
+
+
 @pytest.mark.parametrize("state", ["upgrading", "reboot-required"])
 def test_the_condition_of_a_state_that_a_wedge_does_not_replace_is_that_state(state: str) -> None:
     cluster = cluster_of(state)

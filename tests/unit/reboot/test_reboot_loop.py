@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from driver_manager.core.rebooter import NodeDrain, Rebooter
-from driver_manager.domain.errors import Conflict, PodsRemain, Terminated
+from driver_manager.domain.errors import ApiUnavailable, Conflict, PodsRemain, Terminated
 from driver_manager.domain.host import Marker, encode_marker
 from driver_manager.domain.node import Node, Pod
 from driver_manager.domain.observation import EvictionRules
@@ -542,6 +542,7 @@ def test_the_condition_follows_the_request_on_a_node_that_has_one(machine: Machi
     machine.cluster.has_conditions = True
     if has_one:
         machine.tell(conditions={KEYS.condition: ("True", "Ready")})
+        machine.cluster.killer.at("condition", ApiUnavailable("no answer", ""))
     settled(machine)
     reasons = ["RebootRequired", "Ready"] if has_one else []
     assert [one.reason for one in machine.cluster.conditions] == reasons

@@ -394,15 +394,37 @@ def test_a_run_that_changes_nothing_writes_a_condition_that_is_not_there_yet_and
     assert patched(world) == ["upgrading", "ready"]
 
 
-def test_a_load_on_a_node_that_is_not_taken_is_shown_before_and_after() -> None:
+def test_a_current_driver_whose_node_has_no_state_gets_the_condition_and_no_label() -> None:
+    world = upgrade()
+    world.ended()
+    world.cluster.edit({KEYS.state: None})
+    world.given(has_conditions=True).again()
+    assert (condition_of(world), KEYS.state in world.node.labels) == (("True", "Ready"), False)
+
+
+def test_the_condition_is_false_before_the_load_of_a_new_boot() -> None:
     world = upgrade(has_conditions=True)
     world.ended()
     world.reboot()
-    world.cluster.conditions.clear()
     at_load: list[tuple[str, str] | None] = []
     world.on("load rebellions", lambda one: at_load.append(condition_of(one))).again()
     assert at_load == [("False", "Upgrading")]
     assert condition_of(world) == ("True", "Ready")
+
+
+def test_a_condition_that_cannot_be_written_changes_no_run_and_is_tried_again_at_its_end() -> None:
+    world = upgrade(has_conditions=True)
+    world.on("condition", *[ApiUnavailable("no answer", "")] * 2).ended()
+    assert world.killer.calls.count("condition") == 3
+    assert world.reporter.warnings.count(f"the condition {CONDITION} was not written: no answer") == 2
+    assert condition_of(world) == ("True", "Ready")
+
+
+def test_a_wedge_that_comes_while_the_condition_is_written_stays_shown() -> None:
+    world = upgrade(has_conditions=True)
+    wedge = lambda one: one.cluster.edit({KEYS.state: "wedged"})  # noqa: E731  # one row of a script
+    world.on("condition", lambda _: None, wedge).ended()
+    assert condition_of(world) == ("False", "Wedged")
 
 
 @pytest.mark.shares(3)
