@@ -22,7 +22,7 @@ from driver_manager.domain.errors import (
     PodsRemain,
     Terminated,
 )
-from driver_manager.domain.node import NodeChange, PodList, is_this_host
+from driver_manager.domain.node import Node, NodeChange, PodList, is_this_host
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods.workloads import (
     NodePods,

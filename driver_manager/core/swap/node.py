@@ -54,7 +54,7 @@ from driver_manager.domain.swap.node_patches import (
     marked_cleared,
     pause_more,
     release,
-    set_back,
+    switched_on,
     tested_release,
 )
 from driver_manager.domain.swap.steps import (
@@ -659,11 +659,11 @@ class NodeSteps:
         Raises PodsRemain, which names the writer, the second time. A look that fails changes nothing.
         """
         context, profile = self._context, self._context.situation.profile
-        ports, lock = context.ports, context.lock
+        ports, lock, obs = context.ports, context.lock, context.situation.obs
         if lock.journal is None or self._is_blind:
             return ()
         try:
-            keys = tuple(sorted(set_back(ports.cluster.node(only_once=True), lock.journal, profile)))
+            keys = tuple(sorted(switched_on(ports.cluster.node(only_once=True), lock.journal, obs, profile)))
         except ManagerError as error:
             if ports.clock.is_ending():
                 raise
@@ -675,7 +675,7 @@ class NodeSteps:
         writer = ""
         with contextlib.suppress(ManagerError):
             writer = ports.cluster.label_writer(keys[0])
-        what = f"{writer or 'another writer'} set {several(keys)} back, which this run had paused"
+        what = f"{writer or 'another writer'} switched {several(keys)} on, while operands are to stay away"
         if lock.was_set_back:
             remedy = (
                 "Stop that writer until the run has ended (for an operator by hand: scale it to 0), then run again."
@@ -685,7 +685,7 @@ class NodeSteps:
         ports.reporter.warn(f"{what}; pausing again")
         step = PauseLast(keys)
         node = self.rewrite(
-            step, lambda node, journal: pause_more(node, journal, profile, set_back(node, journal, profile))
+            step, lambda node, journal: pause_more(node, journal, profile, switched_on(node, journal, obs, profile))
         )
         self.paused_at = node.resource_version if node is not None else self.paused_at
         return keys

@@ -39,6 +39,7 @@ from driver_manager.domain.errors import (
     ModuleFailed,
     ModuleStuck,
     OwnedElsewhere,
+    PodsRemain,
     PreflightFailed,
     StandingDown,
     Terminated,
@@ -156,7 +157,7 @@ class Executor:
     def _do(self, step: AnyStep) -> bool:
         """Do `step`; True if pods came meanwhile that use the driver, so that the plan does not hold any more."""
         if isinstance(step, PodStep):
-            return self._pods.do(step, paused_at=self._node.paused_at, replaces=self._plan.decision in REPLACING)
+            return self._on_pods(step)
         if isinstance(step, WaitStep):
             self._has_ended = self._patience.do(step)
         elif isinstance(step, NodeStep):
@@ -175,6 +176,15 @@ class Executor:
             assert_never(step)
         return False
 
+    def _on_pods(self, step: PodStep) -> bool:
+        """Do `step`, and again if another writer brought operands back while it was waited that they leave."""
+        while True:
+            try:
+                return self._pods.do(step, paused_at=self._node.paused_at, replaces=self._plan.decision in REPLACING)
+            except PodsRemain:
+                if not isinstance(step, WaitForOperands) or not self._keep_paused():
+                    raise
+
     def _on_node(self, step: NodeStep) -> None:
         """Do `step`. A driver pod that unloads the driver is deleted only while the operands stay away."""
         waits = (one for one in self._plan.steps if isinstance(one, WaitForDevice))
@@ -190,8 +200,7 @@ class Executor:
         """
         keys = self._node.keep_paused()
         if keys:
-            step = WaitForOperands(keys, (), self._context.situation.policy.pod_termination_timeout_s)
-            self._pods.do(step, paused_at=self._node.paused_at, replaces=False)
+            self._on_pods(WaitForOperands(keys, (), self._context.situation.policy.pod_termination_timeout_s))
         return bool(keys)
 
     def _on_root(self, step: RootStep) -> None:

@@ -5,7 +5,7 @@ One patch for each. Pure; the rules for cordon and labels are a wire contract.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from msgspec.structs import replace
 
@@ -124,13 +124,22 @@ def take(
     return () if change.is_empty else (TakeNode(journal, change, node.resource_version),)
 
 
-def set_back(node: Node, journal: Journal, profile: Profile) -> frozenset[str]:
-    """The keys that the run of `journal` has paused, and that switch operands on again; none if it has no journal."""
-    paused = profile.deploy.paused_value
+def switched_on(node: Node, journal: Journal, obs: Observation, profile: Profile) -> frozenset[str]:
+    """The keys that switch operands on since the run of `journal` has paused them; none if `node` has no journal.
+
+    The run had paused them, or they were off or absent when it looked (`obs`). Its own pod's key stays.
+    """
     if profile.keys.journal not in node.annotations:
         return frozenset()
-    switches = frozenset(key for key in journal.labels if label_rules.is_on(node.labels.get(key), paused))
-    return switches | {key for key in journal.gates if node.labels.get(key) != label_rules.OFF}
+
+    def is_on(labels: Mapping[str, str], key: str) -> bool:
+        return label_rules.is_on(labels.get(key), profile.deploy.paused_value)
+
+    gates = {key for key in journal.gates if node.labels.get(key) != label_rules.OFF}
+    own = obs.own_pod.selector_keys if obs.own_pod is not None else frozenset[str]()
+    switches = profile.deploy_keys(node.labels) - own - frozenset(profile.deploy.on_unless_false)
+    new = {key for key in switches if is_on(node.labels, key) and not is_on(obs.node.labels, key)}
+    return frozenset(gates | new | {key for key in journal.labels if is_on(node.labels, key)})
 
 
 def pause_more(node: Node, journal: Journal, profile: Profile, keys: Set[str]) -> tuple[Journal, NodeChange]:

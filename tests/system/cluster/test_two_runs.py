@@ -326,7 +326,7 @@ def test_a_label_that_an_operator_sets_back_before_the_unload(
         run.go_on()
     ended = run.end()
     assert ended.code == code, run.log
-    assert f" set {key} back, which this run had paused; pausing again" in ended.err
+    assert f" switched {key} on, while operands are to stay away; pausing again" in ended.err
     assert ("for the second time" in ended.err) is (code == 3)
     assert Left.of(scene) == Left(scene.labels, driver=driver, state="failed" if code else "ready")
     placed.wait_running()

@@ -724,7 +724,7 @@ def switch_on(world: World) -> None:
 
 
 LONG = key("long")
-SET_BACK = f"operator (Update, 2026-11-28T10:00:00Z) set {PLUGIN}, {EXPORTER} back, which this run had paused"
+SET_BACK = f"operator (Update, 2026-11-28T10:00:00Z) switched {PLUGIN}, {EXPORTER} on, while operands are to stay away"
 
 
 @pytest.mark.parametrize("nothing_before", range(2))
@@ -737,6 +737,36 @@ def test_operands_that_are_switched_on_again_are_paused_once_more_and_leave(noth
     assert placed == [0]
     assert f"{SET_BACK}; pausing again" in world.reporter.warnings
     assert world.is_released
+
+
+@pytest.mark.parametrize("before", [None, "", "false"])
+def test_an_operand_that_is_switched_on_for_the_first_time_is_paused_too_and_stays_on_in_the_end(
+    before: str | None,
+) -> None:
+    """As gpu-operator writes absent and empty keys, at each of its reconciles."""
+    new = key("new-component")
+    world = made(PEER)
+    world.cluster.edit({new: before})
+    world.on("look at labels", lambda one: one.cluster.edit({new: "true"}))
+    seen = list[str | None]()
+    world.on("unload rebellions", lambda one: seen.append(one.node.labels.get(new))).ended()
+    assert seen == [PAUSED]
+    assert world.node.labels[new] == "true"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_operands_that_come_back_while_the_run_waits_for_them_are_paused_again_once(times: int) -> None:
+    """As rbln-npu-operator writes them at each of its reconciles, if it sees no run."""
+    world = made(PEER, pod_termination_timeout_s=20.0)
+    before = world.state().labels
+    world.on("watch", *[switch_on] * times)
+    if times == 1:
+        world.ended()
+        assert f"{SET_BACK}; pausing again" in world.reporter.warnings
+    else:
+        world.ended(ExitCode.PODS_REMAIN, f"{SET_BACK}, for the second time", remedy="Stop that writer")
+        assert world.host.loaded["rebellions"] == "1.0"
+    assert world.state().labels == before
 
 
 def test_the_second_time_the_run_stops_and_names_the_writer() -> None:
@@ -771,7 +801,7 @@ def test_labels_that_another_component_has_paused_or_switched_off_are_no_return_
 def test_a_writer_that_cannot_be_named_is_another_writer() -> None:
     world = made(PEER).on("look at labels", switch_on).on("label writer", ApiUnavailable("no answer", ""))
     world.ended()
-    assert any(line.startswith(f"another writer set {PLUGIN}, {EXPORTER} back") for line in world.reporter.warnings)
+    assert any(line.startswith(f"another writer switched {PLUGIN}, {EXPORTER} on") for line in world.reporter.warnings)
 
 
 def test_a_pause_on_top_of_ours_keeps_its_owner() -> None:
