@@ -1002,18 +1002,20 @@ def apply_merge_patch(target: Any, patch: Any) -> Any:
 
 
 def strategic_merge_patch(target: Any, patch: Any) -> Any:
-    """As a merge patch, but the conditions of a status are merged by type. Directives (`$…`) get a 400.
+    """As a merge patch, but the conditions of a status are merged by type, or deleted. Other directives get a 400.
 
     Other lists are replaced, while the real server merges some by key.
     """
-    if '"$' in json.dumps(patch):
+    changed = (patch.get("status") or {}).get("conditions") or []
+    gone = {one["type"] for one in changed if one.get("$patch") == "delete"}
+    rest = [one for one in changed if one["type"] not in gone]
+    if '"$' in json.dumps({**patch, "status": {**(patch.get("status") or {}), "conditions": rest}}):
         raise ApiError(400, "BadRequest", "strategic merge patch directives are not served here")
     merged = apply_merge_patch(target, patch)
-    changed = (patch.get("status") or {}).get("conditions") or []
     if changed:
         by_type = {one["type"]: one for one in (target.get("status") or {}).get("conditions") or []}
-        by_type |= {one["type"]: apply_merge_patch(by_type.get(one["type"]), one) for one in changed}
-        merged["status"]["conditions"] = list(by_type.values())
+        by_type |= {one["type"]: apply_merge_patch(by_type.get(one["type"]), one) for one in rest}
+        merged["status"]["conditions"] = [one for kind, one in by_type.items() if kind not in gone]
     return merged
 
 

@@ -189,7 +189,7 @@ def as_node(item: Mapping[str, Any]) -> Node:
 
 
 def _by_type(conditions: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Status and reason by type, of the first of each type, "" for what is no text: they are anybody's."""
+    """Status and reason by type, of the first of each type, "" for what is no text: other programs write them."""
     found: dict[str, tuple[str, str]] = {}
     for one in conditions:
         status, reason = (value if isinstance(value := one.get(key), str) else "" for key in ("status", "reason"))

@@ -94,7 +94,7 @@ STATES = """### The driver's state
 
 The label has one of these words, the annotation beside it how the last run ended: JSON with `v` (1), `state`,
 `exitCode`, `what`, `remedy`, `step`, `digest`, `version`, `ended` and `since`. A second label, `….version`, has the
-version of the loaded driver, with `_` for what a label cannot contain; while none is loaded there is no such label.
+version of the loaded driver as the last of these patches knew it, with `_` for what a label cannot contain.
 All are written in the patches that a run sends anyway; only a run that sends none, or holds the node, writes them in
 one of their own, where that changes something. Where the account may, the condition `DriverReady` of the same domain
 follows the state: `True` for `ready`, otherwise `False` with the state as reason. `NODE_STATE=off` leaves all of them

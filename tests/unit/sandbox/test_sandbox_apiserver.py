@@ -595,3 +595,31 @@ def test_an_age_is_in_the_largest_unit_that_there_are_two_of(monkeypatch: pytest
 )
 def test_a_pod_is_in_the_state_that_kubectl_shows(spec: Obj, status: Obj, word: str) -> None:
     assert apiserver.state_of({"metadata": {}, "spec": spec, "status": status}) == word
+
+
+READY, OURS = (
+    {"type": "Ready", "status": "True"},
+    {"type": "example.com/DriverReady", "status": "False", "reason": "Held"},
+)
+
+
+@pytest.mark.parametrize(
+    ("sent", "after"),
+    [
+        ([{**OURS, "status": "True"}], [READY, {**OURS, "status": "True"}]),
+        ([{"type": "Other", "status": "True"}], [READY, OURS, {"type": "Other", "status": "True"}]),
+        ([{"type": OURS["type"], "$patch": "delete"}], [READY]),
+        ([{"type": "Other", "$patch": "delete"}], [READY, OURS]),
+    ],
+)
+def test_a_strategic_patch_merges_conditions_by_type_and_deletes_them(sent: list[Any], after: list[Any]) -> None:
+    target = {"status": {"conditions": [READY, OURS], "phase": "x"}}
+    merged = apiserver.strategic_merge_patch(target, {"status": {"conditions": sent}})
+    assert merged == {"status": {"conditions": after, "phase": "x"}}
+    assert target["status"]["conditions"] == [READY, OURS]
+
+
+@pytest.mark.parametrize("sent", [[{**OURS, "$patch": "replace"}], [{"$patch": "replace", "type": "x"}, OURS]])
+def test_other_directives_are_refused(sent: list[Any]) -> None:
+    with pytest.raises(apiserver.ApiError, match="directives"):
+        apiserver.strategic_merge_patch({}, {"status": {"conditions": sent}})
