@@ -232,6 +232,14 @@ def test_the_dra_plugin_leaves_only_after_the_last_claim_holder_and_the_journal_
     assert_untouched(world, driver="2.0")
 
 
+def test_the_dra_plugin_stays_where_a_claim_holder_never_leaves() -> None:
+    world = replace_with_claims()
+    world.cluster.tenants["dra"] = NEVER
+    world.ended(REMAIN, "tenant/dra (holds claim claim): its budget allows no disruption")
+    assert [change for change in world.cluster.patches if DRA_PLUGIN in change.labels] == []
+    assert_untouched(world)
+
+
 def test_a_label_of_the_plugin_edited_before_its_turn_is_kept() -> None:
     world = replace_with_claims().on("evict", lambda one: one.cluster.edit({DRA_PLUGIN: "custom"}))
     world.ended()
