@@ -16,6 +16,8 @@ from driver_manager.adapters.kube.leases import _as_record
 from driver_manager.adapters.kube.objects import as_claim, as_node, as_pod
 from driver_manager.domain.errors import ApiUnavailable, WatchBroken
 from driver_manager.domain.node import Claim, Pod
+from driver_manager.domain.pods.workloads import is_dra_plugin
+from tests.support.fakes.builders import PROFILES
 
 ATOM = "rebellions.ai/ATOM"
 MIRROR = "kubernetes.io/config.mirror"
@@ -192,6 +194,31 @@ FIELDS: list[tuple[str, dict[str, Any], Any]] = [
 def test_a_field_of_a_pod_is_read(field: str, body: dict[str, Any], value: Any) -> None:
     found = pod(**{"annotations": {"driver-config-digest": "cd34"}, **body})
     assert (getattr(found, field), found.uid) == (value, "u")
+
+
+REGISTRY, PLUGINS = "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins"
+
+
+@pytest.mark.parametrize(
+    ("paths", "selector"),
+    [
+        ((REGISTRY, PLUGINS, "/var/run/cdi", "/", "/run/nvidia/driver"), {}),
+        ((REGISTRY, PLUGINS), {"nvidia.com/gpu.deploy.dra-driver": "true"}),
+    ],
+    ids=["by the driver root", "by its deploy label"],
+)
+def test_the_pod_of_both_of_nvidias_kubelet_plugins_is_a_dra_plugin(
+    paths: tuple[str, ...], selector: dict[str, str]
+) -> None:
+    """As gpu-operator makes it (manifests/state-dra-driver)."""
+    volumes = [{"name": f"v{number}", "hostPath": {"path": path}} for number, path in enumerate(paths)]
+    containers = [{"name": "gpus"}, {"name": "compute-domains"}]
+    found = pod(
+        {"containers": containers, "volumes": [*volumes, {"name": "validations", "emptyDir": {}}]}
+        | {"nodeSelector": selector},
+        labels={"app": "nvidia-dra-driver-kubelet-plugin"},
+    )
+    assert is_dra_plugin(found, PROFILES["nvidia"])
 
 
 # claims, in every version that is served
