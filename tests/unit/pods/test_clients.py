@@ -35,6 +35,11 @@ RULES = ClientRules.of(PROFILE, selectors.parse("app in (exporter, toolkit)"), "
 OWN_LABEL = {"rebellions.ai/npu-driver-manager.client": "true"}
 OF_PROFILE = ClientRules.of(PROFILE, selectors.Selector())
 OF_NVIDIA = ClientRules.of(PROFILES["nvidia"], selectors.Selector())
+DRA_PATHS = ("/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins", "/run/nvidia/driver")
+UP_TO_25_12, FROM_0_4_1 = (
+    {f"{name}-component": "kubelet-plugin"} for name in ("nvidia-dra-driver-gpu", "dra-driver-nvidia-gpu")
+)
+"""Labels of NVIDIA's DRA plugin, as its chart sets them; 0.4.0 sets both."""
 
 
 def client(name: str = "exporter-x", **fields: Any) -> Pod:
@@ -67,7 +72,16 @@ def client(name: str = "exporter-x", **fields: Any) -> Pod:
         ({"selector_keys": frozenset({DRIVER})}, RULES, False),
         ({}, OF_PROFILE, False),
         ({"labels": OWN_LABEL}, OF_PROFILE, True),
-        ({"host_paths": ("/var/lib/kubelet/plugins_registry", "/run/nvidia/driver")}, OF_NVIDIA, True),
+        *(
+            ({"labels": labels, "host_paths": DRA_PATHS}, OF_NVIDIA, True)
+            for labels in (
+                UP_TO_25_12,
+                UP_TO_25_12 | FROM_0_4_1,
+                FROM_0_4_1,
+                {"own-name-component": "kubelet-plugin"},
+                {},
+            )
+        ),
         ({"labels": {"app": "nvidia-dcgm"}}, OF_NVIDIA, True),
         ({"labels": {"app": "nvidia-dcgm-exporter"}}, OF_NVIDIA, True),
         ({"labels": {"app.kubernetes.io/name": "dcgm-exporter"}}, OF_NVIDIA, True),

@@ -208,6 +208,7 @@ REGISTRY, ROOT = "/var/lib/kubelet/plugins_registry", "/run/nvidia/driver"
         ((REGISTRY, "/var/lib/kubelet/plugins/compute-domain.nvidia.com"), (), True),
         ((REGISTRY,), ("nvidia.com/gpu.deploy.dra-driver",), True),
         ((f"{REGISTRY}/",), ("nvidia.com/dra-kubelet-plugin",), True),
+        ((REGISTRY,), ("nvidia.com/gpu.deploy.client",), True),
         # A CSI node plugin, and a DRA plugin of another vendor.
         ((REGISTRY, "/var/lib/kubelet/plugins", "/dev", "/"), (), False),
         ((REGISTRY, "/var/lib/kubelet/plugins/net.example.com", "/run", "/sys"), ("net.example.com/on",), False),
