@@ -109,6 +109,7 @@ def add_module(tree: HostTree, name: str, *below: str) -> None:
 
 LEFT_BY_THE_CONTAINER = {
     "run/nvidia/nvidia-driver.pid": "4242",
+    "run/nvidia/validations/.driver-ctr-ready": "DRIVER=1",
     "run/nvidia/validations/.driver-daemons-status": "Ready",
 }
 
