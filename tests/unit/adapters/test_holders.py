@@ -18,12 +18,13 @@ from driver_manager.adapters.host.holders import Looks, bound_to, find_holders, 
 from driver_manager.adapters.process.forked import Asked, each_within
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host import UNREAD, Holder
+from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.host_folders import mountinfo
 
 UID = "0b0d7f0e-1111-4222-8333-000000000002"
 STATIC_UID = "3f2a9c0de1b84756aabbccddeeff0011"
 CONTAINER = "c0ffee" * 10 + "abcd"
-PATTERNS = ("/dev/rbln[0-9]*", "/dev/rsd[0-9]*")
+PATTERNS = PROFILE.paths.device_nodes
 MAP = "7f00-7f01 rw-s 00000000 00:05 1234                       {}\n"
 CGROUPS = {
     "v2-systemd": f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope\n",
@@ -91,8 +92,8 @@ def test_a_process_with_the_device_open_is_named_with_pod_and_container(host: Pr
         ({7: (("null",), ("lib", "rbln0", "rbln0")), 8: ((), ("rbln01", "zero"))}, [(7, "/dev/rbln0", "mapped")]),
         ({7: (("rbln0", "rbln0"), ("rbln0",))}, [(7, "/dev/rbln0", "open")]),
         (
-            dict.fromkeys((100, 20, 3), (("rsd0", "rbln0"), ())),
-            [(pid, f"/dev/{name}", "open") for pid in (3, 20, 100) for name in ("rbln0", "rsd0")],
+            dict.fromkeys((100, 20, 3), (("rsd0", "rblnfs0", "rbln0"), ())),
+            [(pid, f"/dev/{name}", "open") for pid in (3, 20, 100) for name in ("rbln0", "rblnfs0", "rsd0")],
         ),
     ],
     ids=["a mapping counts", "open and mapped is open", "by number, every node"],
@@ -100,7 +101,8 @@ def test_a_process_with_the_device_open_is_named_with_pod_and_container(host: Pr
 def test_each_node_that_a_process_has_open_or_mapped_is_found_once(
     host: Proc, processes: dict[int, tuple[tuple[str, ...], tuple[str, ...]]], found: list[tuple[int, str, str]]
 ) -> None:
-    (host.dev / "rsd0").touch()
+    for name in ("rsd0", "rblnfs0"):
+        (host.dev / name).touch()
     for pid, (opened, mapped) in processes.items():
         maps = "".join(MAP.format(f"/dev/{name}") for name in mapped) + "7f00-7f01 rw-p 0 00:00 0\n"
         host.process(pid, *(f"/dev/{name}" for name in opened), maps=maps)
