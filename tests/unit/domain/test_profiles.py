@@ -56,6 +56,10 @@ def test_the_rebellions_profile_is_the_wire_contract() -> None:
     assert paths.state_file == "/run/rbln/rbln-driver.state"
 
 
+def test_the_state_of_nvidias_upgrade_is_its_operators_label() -> None:
+    assert PROFILES["nvidia"].keys.upgrade_state == "nvidia.com/gpu-driver-upgrade-state"
+
+
 def test_a_small_profile_is_enough() -> None:
     profile = profiles.parse(GOOD, "own.toml")
     assert profile.name == "own"

@@ -264,13 +264,17 @@ def test_the_digest_is_recorded_after_the_driver_is_verified() -> None:
     assert record == {"schema": 1, "bootId": "boot-1", "root": NEW_ROOT, "version": "2.0"}
 
 
-@pytest.mark.parametrize("lacking", [set(), {"rebellions_peer"}])
-def test_a_peer_is_loaded_again_from_the_new_root_or_a_warning_names_it(lacking: set[str]) -> None:
-    world = made(PEER, lacking=lacking)
+@pytest.mark.parametrize("peer", ["rebellions_peer", "rblnfs"])
+@pytest.mark.parametrize("is_lacking", [False, True])
+def test_a_peer_is_loaded_again_from_the_new_root_or_a_warning_names_it(peer: str, is_lacking: bool) -> None:
+    lacking = {peer} if is_lacking else set[str]()
+    world = made(MANAGER, lacking=lacking)
+    world.host.loaded[peer] = "1.0"
+    world.host.needs[peer] = ("rebellions",)
     world.ended()
-    assert world.host.loaded == dict.fromkeys({*NEW, "rebellions_peer"} - lacking, "2.0")
-    said = ["rebellions_peer was loaded before and is not now" in text for text in world.reporter.warnings]
-    assert said == [True] * len(lacking)
+    assert world.host.loaded == dict.fromkeys({*NEW, peer} - lacking, "2.0")
+    said = [f"{peer} was loaded before and is not now" in text for text in world.reporter.warnings]
+    assert said == [True] * is_lacking
 
 
 def test_what_the_root_brought_back_by_itself_is_not_loaded_twice() -> None:
@@ -723,14 +727,29 @@ def switch_on(world: World) -> None:
     world.cluster.edit(dict.fromkeys([PLUGIN, EXPORTER], "true"))
 
 
+def switch_off(world: World) -> None:
+    world.cluster.edit(dict.fromkeys([PLUGIN, EXPORTER], "false"))
+
+
+def switch_off_and_on(world: World) -> None:
+    """As NVSentinel's janitor does."""
+    switch_off(world)
+    switch_on(world)
+
+
 LONG = key("long")
 SET_BACK = f"operator (Update, 2026-11-28T10:00:00Z) switched {PLUGIN}, {EXPORTER} on, while operands are to stay away"
 
 
-@pytest.mark.parametrize("nothing_before", range(2))
-def test_operands_that_are_switched_on_again_are_paused_once_more_and_leave(nothing_before: int) -> None:
-    """At the first module, and at the second."""
-    world = made(PEER).on("look at labels", *[lambda _: None] * nothing_before, switch_on)
+@pytest.mark.parametrize(
+    "at_looks",
+    [(switch_on,), (lambda _: None, switch_on), (switch_off_and_on,), (switch_off, switch_on)],
+    ids=["at the first module", "at the second", "off and on between two looks", "off at one look, on at the next"],
+)
+def test_operands_that_are_switched_on_again_are_paused_once_more_and_leave(
+    at_looks: tuple[Callable[[World], object], ...],
+) -> None:
+    world = made(PEER).on("look at labels", *at_looks)
     placed = list[int]()
     world.on("unload rebellions", lambda one: placed.append(len(one.cluster.device_holders())))
     world.ended()
@@ -824,6 +843,7 @@ def test_operands_that_an_operator_switches_on_after_a_failure_cost_nothing(bad:
     paused = [label for label, value in world.node.labels.items() if value == PAUSED]
     assert len(paused) > 1
     world.cluster.edit(dict.fromkeys(paused, "true"))
+    assert world.node.labels[key("custom-client")] == f"gold_{PAUSED}", "of which the operator knows nothing"
     seen = list[bool]()
     world.given(**{bad: set()}).on("load rebellions", lambda one: seen.append(one.node.labels[PLUGIN] == PAUSED))
     world.again()
@@ -832,11 +852,32 @@ def test_operands_that_an_operator_switches_on_after_a_failure_cost_nothing(bad:
     assert (after.labels, after.annotations, after.unschedulable) == (before, {}, False)
 
 
-def test_the_state_label_of_an_upgrade_that_an_operator_removes_changes_no_run() -> None:
+@pytest.mark.parametrize("times", [1, 8])
+def test_the_state_label_of_an_upgrade_that_an_operator_removes_changes_no_run(times: int) -> None:
     """As gpu-operator does on all nodes at each reconcile, with autoUpgrade off or sandbox workloads on."""
-    key = PROFILE.keys.upgrade_state
+    key, removed = PROFILE.keys.upgrade_state, list[str]()
     world = made("replace_by_manager")
+
+    def remove() -> None:
+        removed.append(world.node.labels[key])
+        world.cluster.edit({key: None})
+        if len(removed) < times:
+            world.cluster.edit({key: "upgrade-done"})
+
     world.cluster.edit({key: "upgrade-done"})
-    world.on("watch", lambda one: one.cluster.edit({key: None})).ended()
-    assert key not in world.node.labels
+    for number in range(times):
+        world.clock.after(1.0 + number, remove)
+    world.ended()
+    assert removed == ["upgrade-done"] * times
     assert world.is_released
+
+
+def test_the_deploy_labels_that_an_operator_removes_from_a_skipped_node_are_not_made_again() -> None:
+    """As rbln-npu-operator does where `npu.deploy.skip` becomes `true`."""
+    world = made(MANAGER)
+    others = {label: value for label, value in LABELS.items() if not label.startswith(PROFILE.deploy.prefix)}
+    edit = {**dict.fromkeys(LABELS.keys() - others.keys()), key("skip"): "true"}
+    world.on("watch", lambda one: one.cluster.edit(edit)).ended()
+    state = world.state()
+    assert state.labels == {**others, key("skip"): "true"}
+    assert (state.annotations, state.unschedulable) == ({}, False)
