@@ -57,6 +57,7 @@ from driver_manager.domain.swap.preflight import (
     remedies,
     rights_to_replace,
     source_checks,
+    tool_checks,
 )
 from driver_manager.domain.swap.steps import GiveBack, Plan, WaitForHolders, WaitForOwners, WaitForStuckPods
 from driver_manager.domain.swap.vfio import impossible
@@ -186,6 +187,7 @@ def _judged(roots: HostRoots, profile: Profile, host: Host, path: str) -> str:
     trees = ModuleTrees(roots, host.kernel_release, profile.modules, profile.paths.firmware)
     source = trees.source(path, profile.modules.roots)
     failed = [check for check in source_checks(source, host) if check.ok is False]
+    failed += tool_checks(source, profile)
     if failed:
         what = "; ".join(check.what.replace(path, "the driver to stage") for check in failed)
         raise PreflightFailed(f"not staged: {what}", remedies(failed))

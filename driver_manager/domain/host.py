@@ -382,7 +382,8 @@ class DriverSource(Struct, frozen=True):
     them, "" if it would not. `options` are the options that the host's modprobe.d sets for these modules and their
     dependencies. `load_order` are the modules here for which the profile sets an order. `given` has more options by
     module, from the modprobe.d of the root itself, and in a step from the profile and the driver before; they come
-    before `options`, so `options` override them.
+    before `options`, so `options` override them. `noexec` is the mount point of the root if no program in it can be
+    executed, else "".
     """
 
     root: str
@@ -397,6 +398,7 @@ class DriverSource(Struct, frozen=True):
     refusal: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     missing_firmware: tuple[MissingFirmware, ...] = ()
+    noexec: str = ""
 
     def moved_to(self, root: str) -> DriverSource:
         def moved(path: str) -> str:

@@ -200,6 +200,24 @@ class HostFiles:
         """`path` by name, for a tool. Raises OSError (ELOOP)."""
         return resolve(self.root, path, follow_last=follow_last)
 
+    def noexec_mount(self, path: str) -> str:
+        """The mount point of `path`, or of the first folder above it that is there, if it is mounted `noexec`; else "".
+
+        No program there can be executed (mount(8)), nor a library be mapped for one. Raises OSError.
+        """
+        found = self.real(path)
+        while found != "/" and not self.path(found).exists():
+            found = found.rpartition("/")[0] or "/"
+        device = self._noexec_device(found)
+        while device and found != "/" and self._noexec_device(found.rpartition("/")[0] or "/") == device:
+            found = found.rpartition("/")[0] or "/"
+        return found if device else ""
+
+    def _noexec_device(self, path: str) -> int:
+        """The device of a folder whose mount allows no execution, else 0. Raises OSError."""
+        where = self.path(path)
+        return where.stat().st_dev if os.statvfs(where).f_flag & os.ST_NOEXEC else 0
+
     def real(self, path: str) -> str:
         """`path` on the host without symlinks, as the host's mount table names it."""
         inside = self.path(path).relative_to(self.root).as_posix()

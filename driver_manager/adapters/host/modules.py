@@ -583,7 +583,14 @@ class ModuleTrees:
             given={} if root == HOST else _only(configured_options(self.files, root.rstrip("/")), paths),
             options=_only(self.options, paths),
             missing_firmware=self._missing_firmware(root, paths),
+            noexec=self._noexec_mount(root),
         )
+
+    def _noexec_mount(self, root: str) -> str:
+        try:
+            return self.files.noexec_mount(root)
+        except OSError:
+            return ""
 
     def _missing_firmware(self, root: str, paths: dict[str, str]) -> tuple[MissingFirmware, ...]:
         """The firmware that the modules at `paths` name and that the kernel would not find."""

@@ -229,7 +229,9 @@ class ToolProber:
         try:
             command = probe_command(self._roots.files(), probe, self._root)
             if command is None:
-                return _as_it_is(Health.UNKNOWN, f"{probe.tool} is not in {self._root}")
+                noexec = self._roots.files().noexec_mount(self._root)
+                why = f"cannot be executed: {noexec} is mounted noexec" if noexec else f"is not in {self._root}"
+                return _as_it_is(Health.UNKNOWN, f"{probe.tool} {why}")
             self._output = ""
             ran = self._supervisor.run(command.argv, command.env, limit_s)
             self._output = "\n".join((ran.out[-OUTPUT_CHARS:], ran.err[-OUTPUT_CHARS:])).strip()

@@ -36,7 +36,7 @@ from driver_manager.domain.swap.eviction import (
     wait_for_stuck,
 )
 from driver_manager.domain.swap.node_patches import found_journal, noted_driver, pausable_keys, paused_keys, take
-from driver_manager.domain.swap.preflight import checks, firmware_checks, places_us, refuse
+from driver_manager.domain.swap.preflight import checks, firmware_checks, places_us, refuse, tool_checks
 from driver_manager.domain.swap.steps import (
     AnyStep,
     FlipRoot,
@@ -242,8 +242,8 @@ def load_notes(situation: Situation) -> tuple[str, ...]:
     source = situation.host.source
     if situation.policy.loader is not Loader.MANAGER or source is None:
         return ()
-    firmware = (f"{check.what}. {check.remedy}" for check in firmware_checks(source))
-    return (*firmware, *slot_notes(situation))
+    doubts = (*firmware_checks(source), *tool_checks(source, situation.profile))
+    return (*(f"{check.what}. {check.remedy}" for check in doubts), *slot_notes(situation))
 
 
 def _further_modules(situation: Situation) -> tuple[str, ...]:

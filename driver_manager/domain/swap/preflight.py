@@ -260,6 +260,15 @@ def firmware_checks(source: DriverSource) -> tuple[Check, ...]:
     return tuple(map(_firmware, source.missing_firmware))
 
 
+def tool_checks(source: DriverSource, profile: Profile) -> tuple[Check, ...]:
+    """Whether the probe's tool can be executed in `source`; else a run loads the driver, and cannot verify it."""
+    if not source.noexec or profile.probe is None:
+        return ()
+    what = f"{profile.probe.tool} in {source.root} cannot be executed: {source.noexec} is mounted noexec"
+    remedy = "Set DRIVER_ROOT to a folder on another mount, such as one below /var/lib; else no wedge is ever seen."
+    return (Check("tools", None, what, remedy),)
+
+
 def refuse(found: Iterable[Check]) -> None:
     """Raise PreflightFailed, which names every one of `found` that stops the run."""
     failed = [check for check in found if check.ok is False]
@@ -330,6 +339,7 @@ def _driver(situation: Situation) -> tuple[Check, ...]:
         *source_checks(source, situation.host),
         *_options(source),
         *firmware_checks(source),
+        *tool_checks(source, situation.profile),
         *_firmware_path(situation),
     )
 

@@ -760,3 +760,25 @@ def test_in_a_namespace_of_its_own_a_process_does_not_take_that_ones_name_for_th
     alone = subprocess.run([*own, sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
     assert alone.stdout == "the-host\n"
     assert shared.stdout.strip() in (socket.gethostname().lower(), "the-host"), "the latter where pid 1 has its own"
+
+
+NOEXEC = """
+import sys
+from pathlib import Path
+from driver_manager.adapters.host.files import HostFiles
+files = HostFiles(Path(sys.argv[1]), Path("/proc"))
+print([files.noexec_mount(path) for path in sys.argv[2:]])
+"""
+
+
+def test_a_mount_on_which_nothing_can_be_executed_is_named(host: Path) -> None:
+    """As Debian and Ubuntu mount /run."""
+    (host / "run/rbln").mkdir(parents=True, exist_ok=True)
+    (host / "opt/driver").mkdir(parents=True)
+    (host / "link").symlink_to("/run/rbln")
+    script = "mount -t tmpfs -o noexec tmpfs run; mkdir -p run/rbln/driver run/x; mount -t tmpfs tmpfs run/x"
+    words = [*unshare(), "sh", "-c", f'{script} && exec "$@"', "sh"]
+    paths = ("/run/rbln/driver", "/run/rbln/driver.next", "/run", "/link/driver", "/run/x/driver", "/opt/driver", "/")
+    argv = [*words, sys.executable, "-c", NOEXEC, str(host), *paths]
+    ran = subprocess.run(argv, cwd=host, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert ran.stdout.strip() == str(["/run", "/run", "/run", "/run", "", "", ""]), ran.stderr

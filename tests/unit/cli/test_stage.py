@@ -15,6 +15,7 @@ import pytest
 from driver_manager.domain.host import RECORD
 from driver_manager.sandbox.host import KERNEL, HostTree
 from driver_manager.sandbox.scenarios import NEW, NEW_DIGEST, OLD, OLD_DIGEST
+from tests.support.control_plane.container import unshare
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
 BOUND_S = 300.0
@@ -120,3 +121,28 @@ def test_what_cannot_be_staged_is_said(
     words = words or ("--from", str(empty))
     found, _, said = call(node, "stage", *words, **{"DRIVER_CONFIG_DIGEST": NEW_DIGEST, **env})
     assert (found, why in said) == (code, True), said
+
+
+def test_a_root_on_which_no_tool_can_be_executed_is_named_before_the_first_effect(node: ByHand) -> None:
+    """On a real mount, as Debian and Ubuntu mount /run."""
+    new, folder = image(node, NEW), node.tree.root / "var/lib/rbln"
+    node.tree.add_driver(f"{ROOT}-2", NEW)
+    script = 'mount --bind "$0" "$0" && mount -o remount,bind,noexec "$0" && exec "$@"'
+    inside = [*unshare(), "sh", "-c", script, str(folder), sys.executable, "-m", "driver_manager"]
+    environment = node.environment(**RUN, LOG_FORMAT="text", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
+
+    def ran(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        argv = [*inside, *words]
+        return subprocess.run(
+            argv, env={**environment, **env}, capture_output=True, text=True, timeout=BOUND_S, check=False
+        )
+
+    why = "rbln-smi in {} cannot be executed: /var/lib/rbln is mounted noexec"
+    staged = ran("stage", "--from", str(new))
+    assert (staged.returncode, why.format("the driver to stage") in staged.stderr) == (6, True), staged.stderr
+    assert not (folder / "driver.next").exists()
+    root = f"{ROOT}-2"
+    planned = ran("plan", DRIVER_ROOT=root)
+    assert (planned.returncode, why.format(root) in planned.stdout) == (0, True), planned.stdout
+    found = ran("health-watch", "--once", DRIVER_ROOT=root, HEALTH_WATCH_FAILURES="1")
+    assert "rbln-smi cannot be executed: /var/lib/rbln is mounted noexec" in found.stdout + found.stderr, found
