@@ -30,8 +30,6 @@ _POD = re.compile(
 )
 """A pod's uid. The uid of a static pod is a hash of its manifest."""
 _CONTAINER = re.compile(r"([0-9a-f]{64})")
-_SERVICE = re.compile(r"/system\.slice/(?:[^/\n]+\.slice/)*([^/\n]+\.service)(?![^/\n])")
-"""A systemd unit, relative to any cgroup root of the reader (systemd.slice(5))."""
 OPEN, MAPPED = "open", "mapped"
 GONE = "(gone)"
 FORBIDDEN = ""
@@ -232,10 +230,22 @@ def _described(proc: Path, pid: int) -> Iterator[str]:
     """Pod uid, container id, systemd unit and the kernel's name of a process."""
     cgroups = text_of(proc / str(pid) / "cgroup") or ""
     yield from _pod_and_container(cgroups)
-    service = _SERVICE.search(cgroups)
-    yield service.group(1) if service else ""
+    yield _service(cgroups)
     with contextlib.suppress(OSError):
         yield (proc / str(pid) / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")[0]
+
+
+def _service(cgroups: str) -> str:
+    """The unit of the system manager in any slice (systemd.slice(5)), relative to any cgroup root of the reader; ""."""
+    for line in cgroups.splitlines():
+        above = ""
+        for part in line.split("/"):
+            if part.endswith(".service") and above.endswith(".slice"):
+                return part
+            if part == "user.slice":  # another manager's
+                break
+            above = part
+    return ""
 
 
 def _whole_name(proc: Path, pid: int) -> Iterator[str]:

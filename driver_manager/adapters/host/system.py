@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from driver_manager.adapters.host.files import (
     boot_id,
     kernel_fact,
     machine_id,
+    names_in,
     text_of,
     translated,
 )
@@ -428,10 +429,21 @@ SERVICE_START_S = 1.0
 SERVICE_POLL_S = 0.05
 
 
-def active_services(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """The running services in `names`. Reads their cgroups and executes no program of the host."""
-    folders = (sys_root / "fs/cgroup/system.slice", sys_root / "fs/cgroup/systemd/system.slice")
-    return tuple(name for name in names if any((folder / name).is_dir() for folder in folders))
+_NO_SERVICES = ("user.slice", "kubepods")
+"""Slices of login sessions, whose services are another manager's, and of pods."""
+
+
+def active_services(sys_root: Path, names: Collection[str]) -> tuple[str, ...]:
+    """The running services in `names`, in any slice. Reads cgroups and executes no program of the host."""
+    folders = [sys_root / "fs/cgroup", sys_root / "fs/cgroup/systemd"]
+    found: set[str] = set()
+    wanted = set(names)
+    while folders and found != wanted:
+        folder = folders.pop()
+        there = names_in(folder)
+        found.update(name for name in wanted.intersection(there) if (folder / name).is_dir())
+        folders += [folder / name for name in there if name.endswith(".slice") and not name.startswith(_NO_SERVICES)]
+    return tuple(name for name in names if name in found)
 
 
 def _not_loaded(name: str, root: str, why: str) -> ModuleFailed:

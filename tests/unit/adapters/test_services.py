@@ -28,6 +28,11 @@ SLICE = "fs/cgroup/system.slice"
     [
         ([f"{SLICE}/{UNIT}"], (UNIT,)),
         ([f"fs/cgroup/systemd/system.slice/{UNIT}"], (UNIT,)),
+        ([f"{SLICE}/system-nvidia.slice/{UNIT}"], (UNIT,)),
+        ([f"fs/cgroup/housekeeping.slice/{UNIT}"], (UNIT,)),
+        ([f"fs/cgroup/systemd/a.slice/a-b.slice/{UNIT}"], (UNIT,)),
+        ([f"fs/cgroup/user.slice/user-0.slice/user@0.service/app.slice/{UNIT}"], ()),
+        ([f"fs/cgroup/kubepods.slice/kubepods-pod1.slice/{UNIT}"], ()),
         ([f"fs/cgroup/user.slice/{UNIT}"], ()),
         ([f"{SLICE}/x-{UNIT}"], ()),
         ([], ()),
