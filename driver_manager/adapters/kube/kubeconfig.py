@@ -22,6 +22,7 @@ from urllib3.exceptions import (
     NewConnectionError,
     ReadTimeoutError,
 )
+from urllib3.util.ssl_ import create_urllib3_context, resolve_cert_reqs
 
 from driver_manager.adapters.http import CHUNK_BYTES, Bounded, TooLarge, connected, whole
 from driver_manager.adapters.kube import transport
@@ -67,7 +68,18 @@ class _Bounded(Bounded, HTTPConnection):
 
 
 class _BoundedHttps(_Bounded, HTTPSConnection):
-    """`_Bounded` with TLS."""
+    """`_Bounded` with TLS. A CA without key identifiers is trusted, as by kubectl: EKS has such CAs.
+
+    From Python 3.13 on urllib3 demands the identifiers (ssl.VERIFY_X509_STRICT, RFC 5280, 4.2.1.1 and 4.2.1.2).
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if self.ssl_context is None:
+            self.ssl_context = create_urllib3_context(cert_reqs=resolve_cert_reqs(self.cert_reqs))
+            self.ssl_context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            if not (self.ca_certs or self.ca_cert_dir or self.ca_cert_data):
+                self.ssl_context.load_default_certs()
 
 
 class _Pool(urllib3.HTTPConnectionPool):

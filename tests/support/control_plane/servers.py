@@ -130,10 +130,14 @@ class CertificateError(Exception):
 
 @dataclass(frozen=True)
 class Authority:
-    """A CA in a folder of its own: `ca.crt` and `ca.key`, PEM. `names` are those of the servers that it signs for."""
+    """A CA in a folder of its own: `ca.crt` and `ca.key`, PEM. `names` are those of the servers that it signs for.
+
+    Without `identifiers` its certificates have no key identifiers, as those of EKS.
+    """
 
     folder: Path
     names: str = _NAMES
+    identifiers: bool = True
 
     @property
     def certificate(self) -> Path:
@@ -141,6 +145,7 @@ class Authority:
 
     def establish(self) -> None:
         extensions = ["-addext", "keyUsage=critical,keyCertSign", "-subj", "/CN=cluster-tests-ca"]
+        extensions += [] if self.identifiers else ["-addext", "subjectKeyIdentifier=none"]
         self._openssl("req", "-x509", *_NEW_KEY, *extensions, "-days", "2", "-keyout", "ca.key", "-out", "ca.crt")
 
     def sign(self, name: str, *, days: int = 2) -> tuple[Path, Path]:
@@ -148,7 +153,7 @@ class Authority:
         extensions = self.folder / "extensions"
         extensions.write_text(
             f"{self.names}\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth,clientAuth\n"
-            "authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n"
+            + ("authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n" if self.identifiers else "")
         )
         key, request, signed = f"{name}.key", f"{name}.csr", f"{name}.crt"
         self._openssl("req", *_NEW_KEY, "-subj", "/CN=127.0.0.1", "-keyout", key, "-out", request)

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes import client as kube_client
+from urllib3.util.ssl_ import create_urllib3_context
 
 from driver_manager.adapters.http import Bounded, Limit, TooLarge, connected, whole
 from driver_manager.adapters.kube import api as kube_api
@@ -571,6 +572,38 @@ def test_an_unreachable_server_behind_a_proxy_has_no_proxy_in_its_remedy(
     with pytest.raises(ApiUnavailable) as caught:
         api.call("GET", "/api/v1/nodes/n", "get nodes")
     assert ("add the API server to NO_PROXY" in caught.value.remedy) is not bool(rules), caught.value
+
+
+@pytest.mark.parametrize("signs_server", [True, False])
+def test_a_ca_without_key_identifiers_is_trusted_and_another_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, identity: tuple[bytes, ssl.SSLContext], signs_server: bool
+) -> None:
+    """On each Python as on 3.13, where urllib3 demands them."""
+
+    def strict(*args: Any, **settings: Any) -> ssl.SSLContext:
+        made: ssl.SSLContext = create_urllib3_context(*args, **settings)
+        made.verify_flags |= ssl.VERIFY_X509_STRICT
+        return made
+
+    for place in ("urllib3.connection", library.__name__):
+        monkeypatch.setattr(f"{place}.create_urllib3_context", strict)
+    authority, context = certified(tmp_path, identifiers=False)
+
+    def answers(peer: Peer) -> None:
+        peer.take()
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    with server(answers, context if signs_server else identity[1]) as there:
+        configuration = kube_client.Configuration(host=f"https://127.0.0.1:{there.port}")
+        configuration.proxy, configuration.ca_cert_data = None, authority.decode()
+        configuration.api_key = {"authorization": "Bearer t"}
+        transport = Library(kube_client.ApiClient(configuration))
+        if signs_server:
+            assert transport.send(GET, connect_s=5, read_s=5).status == 200
+        else:
+            with pytest.raises(in_pod.Unreachable) as caught:
+                transport.send(GET, connect_s=5, read_s=5)
+            assert caught.value.doubt is not None
 
 
 NO_ADDRESS, NO_CA = "do not name the API server", "its CA certificate cannot be read"
