@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from driver_manager import profiles
 from driver_manager.adapters.host import system as host_facts
-from driver_manager.adapters.host.files import HostRoots, boot_id, host_name, machine_id
+from driver_manager.adapters.host.files import HostRoots, boot_id, host_name, machine_id, system_uuid
 from driver_manager.adapters.host.holders import whose
 from driver_manager.adapters.host.pci import LinuxPciDevices, pci_devices
 from driver_manager.adapters.host.slots import HostSlots
@@ -371,7 +371,7 @@ def _home(values: Values, profile: Profile) -> str:
 def _is_here(node: Node, roots: HostRoots) -> bool:
     """True if this process runs on the node's host, so that the devices seen here are the node's."""
     try:
-        return is_this_host(node, machine_id(roots), boot_id(roots))
+        return is_this_host(node, machine_id(roots), boot_id(roots), system_uuid(roots))
     except (ManagerError, OSError):
         return False
 

@@ -271,6 +271,9 @@ class RebootHost(Protocol):
     def machine_id(self) -> str:
         """The host's machine id, "" where it has none."""
 
+    def system_uuid(self) -> str:
+        """The firmware's id of the machine, "" if unknown."""
+
     def record(self) -> Record:
         """The rebooter's record, an empty one where there is none. Raises RecordUnreadable."""
 

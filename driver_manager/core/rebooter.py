@@ -182,7 +182,7 @@ class Rebooter:
             if record == before:
                 break
         self._record = record
-        is_here = node is None or is_this_host(node, host.machine_id(), snapshot.boot_id)
+        is_here = node is None or is_this_host(node, host.machine_id(), snapshot.boot_id, host.system_uuid())
         if node is not None and is_here:
             self._show(node)
         wall_s, problem = self._ports.clock.wall(), host.why_not_ready()

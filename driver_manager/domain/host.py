@@ -448,6 +448,7 @@ class Host(Struct, frozen=True):
     boot_id: str
     kernel_release: str
     machine_id: str = ""
+    system_uuid: str = ""
     modules: Mapping[str, Module] = field(default_factory=dict)
     leaving: tuple[str, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=dict)

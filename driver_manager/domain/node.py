@@ -28,6 +28,7 @@ class Node(Struct, frozen=True):
     unschedulable: bool = False
     boot_id: str = ""
     machine_id: str = ""
+    system_uuid: str = ""
     cordon_manager: str = ""
     cordon_record: int = 0
     is_ready: bool | None = None
@@ -35,11 +36,17 @@ class Node(Struct, frozen=True):
     conditions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def is_this_host(node: Node, machine_id: str, boot_id: str) -> bool:
-    """True if a machine with these ids is `node`; also if the Node has neither id."""
+def is_this_host(node: Node, machine_id: str, boot_id: str, system_uuid: str) -> bool:
+    """True if a machine with these ids is `node`; also if the Node has neither of the first two.
+
+    Cloned machines have one machine id. In another boot than the Node shows, the firmware's UUID decides, where known.
+    """
     if not node.machine_id and not node.boot_id:
         return True
-    return (bool(node.machine_id) and node.machine_id == machine_id) or (bool(node.boot_id) and node.boot_id == boot_id)
+    if node.boot_id and node.boot_id == boot_id:
+        return True
+    known = {one.lower() for one in (node.system_uuid, system_uuid) if one}
+    return bool(node.machine_id) and node.machine_id == machine_id and len(known) < 2
 
 
 class NodeChange(Struct, frozen=True):

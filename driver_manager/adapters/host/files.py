@@ -651,6 +651,11 @@ def machine_id(roots: HostRoots) -> str:
     return (roots.files().read("/etc/machine-id") or "").strip()
 
 
+def system_uuid(roots: HostRoots) -> str:
+    """The firmware's id of the machine, as a kubelet reports it (cadvisor, machine.GetSystemUUID); "" if unknown."""
+    return (text_of(roots.sys / "class/dmi/id/product_uuid") or "").strip()
+
+
 def host_name(roots: HostRoots) -> str:
     """The host's name as a kubelet takes it (kubernetes, pkg/util/node, GetHostname); "" if unknown.
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from driver_manager.adapters.host.evidence import holders_within, save_evidence
-from driver_manager.adapters.host.files import HostRoots, WorkLock, machine_id, translated
+from driver_manager.adapters.host.files import HostRoots, WorkLock, machine_id, system_uuid, translated
 from driver_manager.adapters.host.holders import device_nodes, host_path, in_host
 from driver_manager.adapters.host.modules import driver_modules, driver_nodes
 from driver_manager.adapters.host.notes import RebootFiles, remove_marker
@@ -56,6 +56,9 @@ class HostRebooter(RebootFiles):
             return machine_id(self._roots)
         except OSError:
             return ""
+
+    def system_uuid(self) -> str:
+        return system_uuid(self._roots)
 
     def why_not_ready(self) -> str:
         profile, roots = self._profile, self._roots

@@ -22,6 +22,7 @@ from driver_manager.adapters.host.files import (
     kernel_fact,
     machine_id,
     names_in,
+    system_uuid,
     text_of,
     translated,
 )
@@ -218,6 +219,7 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
             boot_id=this_boot,
             kernel_release=kernel,
             machine_id=machine_id(roots),
+            system_uuid=system_uuid(roots),
             modules=modules,
             leaving=kmod.leaving_modules(roots.sys, profile.modules),
             parameters=kmod.loaded_parameters(roots.sys, modules) if loads else {},

@@ -182,6 +182,7 @@ def as_node(item: Mapping[str, Any]) -> Node:
         cordon_record=cordon_record,
         boot_id=text_of(info, "bootID"),
         machine_id=text_of(info, "machineID"),
+        system_uuid=text_of(info, "systemUUID"),
         is_ready=ready.get("status") == "True" if ready else None,
         has_heartbeat=bool(ready.get("lastHeartbeatTime")),
         conditions=_by_type(conditions),

@@ -430,7 +430,7 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
     own = reading(ObservedPart.OWN_POD, lambda: own_pod(pods, node, identity), None)
     wanted, source = reading(ObservedPart.DIGEST, lambda: wanted_digest(digest, own, pods, profile), ("", ""))
     host = reading(ObservedPart.HOST, lambda: read_host(found.journal if found is not None else None, wanted), None)
-    if host is not None and not is_this_host(node, host.machine_id, host.boot_id):
+    if host is not None and not is_this_host(node, host.machine_id, host.boot_id, host.system_uuid):
         host = None
     if found is not None and host is not None:
         found = with_record(found, host.run_record, host.boot_id, profile)

@@ -82,6 +82,9 @@ class FakeRebootHost:
             except Unreadable as error:
                 return Snapshot(self.boot_id, uptime_s, marker_problem=error.what)
 
+    def system_uuid(self) -> str:
+        return ""
+
     def machine_id(self) -> str:
         with self.machine.killer.call("machine id"):
             return "machine"

@@ -174,6 +174,10 @@ def test_the_driver_is_ready_once_it_is_loaded_and_has_made_its_device(tree: Hos
 
 def test_the_hosts_machine_id_is_read_and_none_is_no_error(tree: HostTree) -> None:
     assert len(host(tree).machine_id()) == 32
+    assert host(tree).system_uuid() == ""
+    (tree.root / "sys/class/dmi/id").mkdir(parents=True)
+    (tree.root / "sys/class/dmi/id/product_uuid").write_text("4c4c4544-0042\n")
+    assert host(tree).system_uuid() == "4c4c4544-0042"
     (tree.root / "etc/machine-id").unlink()
     assert host(tree).machine_id() == ""
 

@@ -196,14 +196,14 @@ def test_the_digest_that_the_driver_container_records_is_known_where_it_is_anoth
 )
 def test_a_host_is_the_nodes_by_machine_id_or_boot_id(machine: str, boot: str, answer: bool) -> None:
     now = node(machine_id=machine, boot_id=boot)
-    assert is_this_host(now, "machine", "boot-1") is answer
+    assert is_this_host(now, "machine", "boot-1", "") is answer
     found = observed(SURE, driver_pod(), node=now)
     assert (found.host is not None) is answer
 
 
 def test_ids_that_are_empty_on_both_sides_are_no_match() -> None:
-    assert not is_this_host(node(machine_id="", boot_id="b"), "", "c")
-    assert not is_this_host(node(machine_id="m", boot_id=""), "n", "")
+    assert not is_this_host(node(machine_id="", boot_id="b"), "", "c", "")
+    assert not is_this_host(node(machine_id="m", boot_id=""), "n", "", "")
 
 
 # the owner of a journal
@@ -569,3 +569,21 @@ def test_a_recent_list_comes_from_the_servers_memory_and_any_other_does_not() ->
         assert [one.query.get("resourceVersion") for one in scripted.requests] == [["0"], None]
     finally:
         scripted.close()
+
+
+@pytest.mark.parametrize(
+    ("boot_id", "theirs", "ours", "answer"),
+    [
+        ("boot-2", "4C4C4544-0042", "4c4c4544-0042", True),
+        ("boot-2", "4c4c4544-0042", "4c4c4544-0043", False),
+        ("boot-2", "", "4c4c4544-0043", True),
+        ("boot-2", "4c4c4544-0042", "", True),
+        ("boot-1", "4c4c4544-0042", "4c4c4544-0043", True),
+        ("", "4c4c4544-0042", "4c4c4544-0043", False),
+    ],
+)
+def test_of_cloned_machines_with_one_machine_id_the_firmwares_id_tells_which_is_the_node(
+    boot_id: str, theirs: str, ours: str, answer: bool
+) -> None:
+    now = node(machine_id="machine", boot_id=boot_id, system_uuid=theirs)
+    assert is_this_host(now, "machine", "boot-1", ours) is answer
