@@ -383,7 +383,7 @@ class DriverSource(Struct, frozen=True):
     dependencies. `load_order` are the modules here for which the profile sets an order. `given` has more options by
     module, from the modprobe.d of the root itself, and in a step from the profile and the driver before; they come
     before `options`, so `options` override them. `noexec` is the mount point of the root if no program in it can be
-    executed, else "".
+    executed, else "". `is_pinned_out`: LoadPin accepts no module from the root's file system.
     """
 
     root: str
@@ -399,6 +399,7 @@ class DriverSource(Struct, frozen=True):
     options: Mapping[str, str] = field(default_factory=dict)
     missing_firmware: tuple[MissingFirmware, ...] = ()
     noexec: str = ""
+    is_pinned_out: bool = False
 
     def moved_to(self, root: str) -> DriverSource:
         def moved(path: str) -> str:

@@ -70,7 +70,7 @@ FLOORS = {"domain", "core", "adapters"}
 OWN_ROOMS = {"domain/status.py"}
 """Modules that are rooms of their own, because they import rooms beside them."""
 
-THIRD_PARTY = {"click", "kubernetes", "psutil", "pyudev", "tenacity", "urllib3"}
+THIRD_PARTY = {"click", "kubernetes", "psutil", "pyudev", "tenacity", "urllib3", "zstandard"}
 KUBERNETES = {"adapters/kube/kubeconfig.py"}
 """The only importer of the kubernetes package, for kubeconfigs: no pod loads it."""
 

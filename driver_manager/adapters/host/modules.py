@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
+import io
 import lzma
 import os
 import re
@@ -47,7 +49,7 @@ MAX_NAME_BYTES = 1024
 def needed_symbols(path: Path) -> frozenset[str] | None:
     """Symbols that another module or the kernel must export; None if the file cannot be read as a module.
 
-    Weak symbols do not count. Zstd-compressed modules and modules of big-endian or 32-bit kernels cannot be read.
+    Weak symbols do not count. Modules of big-endian or 32-bit kernels cannot be read.
     """
     symbols = _symbols(path)
     return None if symbols is None else frozenset(name for name, is_needed in symbols if is_needed)
@@ -65,19 +67,33 @@ def _symbols(path: Path) -> list[tuple[str, bool]] | None:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
-            data = _unpacked(file, path.suffix).read(MAX_BYTES)
+            data = _unpacked(file, path.suffix, MAX_BYTES)
         return list(_table(data)) if data.startswith(_ELF64_LITTLE) else None
     except (OSError, EOFError, struct.error, lzma.LZMAError, zlib.error, IndexError, OverflowError, ValueError):
         return None
 
 
-def _unpacked(file: BinaryIO, suffix: str) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
+def _unpacked(file: BinaryIO, suffix: str, most: int) -> bytes:
+    """At most `most` bytes of the content of a file that a kernel's build may have compressed. Raises as its reader."""
     match suffix:
         case ".gz":
-            return gzip.open(file)
+            return gzip.open(file).read(most)
         case ".xz":
-            return lzma.open(file)
-    return file
+            return lzma.open(file).read(most)
+        case ".zst":
+            return _unpacked_zstd(file, most)
+    return file.read(most)
+
+
+def _unpacked_zstd(file: BinaryIO, most: int) -> bytes:
+    """The same of Zstandard (RFC 8878), as Ubuntu compresses modules since 23.10. Raises OSError."""
+    import zstandard  # noqa: PLC0415  # half a MiB that only such a host needs
+
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(file) as reader:
+            return io.BufferedReader(reader).read(most)
+    except zstandard.ZstdError as error:
+        raise OSError(errno.EINVAL, f"not Zstandard: {error}") from error
 
 
 def _table(data: bytes) -> Iterator[tuple[str, bool]]:
@@ -487,7 +503,7 @@ class OtherKernel:
             if not there.is_file():
                 return {}
             with there.open("rb") as file:
-                text = _unpacked(file, there.suffix).read(MAX_SYMBOLS_BYTES).decode("ascii", "replace")
+                text = _unpacked(file, there.suffix, MAX_SYMBOLS_BYTES).decode("ascii", "replace")
             rows = (line.split("\t") for line in text.splitlines())
             return {row[1]: int(row[0], 16) for row in rows if len(row) > 2}
         except (OSError, EOFError, ValueError, lzma.LZMAError):
@@ -584,7 +600,21 @@ class ModuleTrees:
             options=_only(self.options, paths),
             missing_firmware=self._missing_firmware(root, paths),
             noexec=self._noexec_mount(root),
+            is_pinned_out=self._is_pinned_out(root),
         )
+
+    def _is_pinned_out(self, root: str) -> bool:
+        """Whether LoadPin is on, and the root is on another file system than the host's modules, which it pins.
+
+        Source: kernel, Documentation/admin-guide/LSM/LoadPin.rst; security/loadpin/loadpin.c for both names.
+        """
+        said = [text_of(self._proc / f"sys/kernel/loadpin/{name}") for name in ("enabled", "enforce")]
+        modules = (text_of(self._sys_root / "kernel/security/lsm") or "").split(",")
+        is_on = "1" in said if any(one is not None for one in said) else "loadpin" in modules
+        try:
+            return is_on and self.files.path(root).stat().st_dev != self.files.path("/lib/modules").stat().st_dev
+        except OSError:
+            return False
 
     def _noexec_mount(self, root: str) -> str:
         try:

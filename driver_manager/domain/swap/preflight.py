@@ -349,7 +349,15 @@ def source_checks(source: DriverSource, host: Host) -> tuple[Check, ...]:
     if source.problem:
         return (Check("driver", False, source.problem, source.remedy),)
     files = (check for file in (*source.modules, *source.dependencies) for check in _file(file, host, source))
-    return (*files, _modprobe(source))
+    return (*files, _modprobe(source), *_pinned(source))
+
+
+def _pinned(source: DriverSource) -> tuple[Check, ...]:
+    if not source.is_pinned_out:
+        return ()
+    what = f"LoadPin is on: the kernel loads modules from the file system of its own ones only, not from {source.root}"
+    remedy = "Use a driver that the host's image ships (DRIVER_LOAD=none), or boot with loadpin.enabled=0."
+    return (Check("LoadPin", False, what, remedy),)
 
 
 def _slot(slots: StagedSlots | None) -> tuple[Check, ...]:

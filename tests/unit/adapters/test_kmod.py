@@ -9,9 +9,11 @@ import struct
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from sys import executable
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +24,7 @@ from driver_manager.adapters.process.tools import Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleBusy, ModuleFailed, ModuleStuck, Terminated
 from driver_manager.domain.host import MissingFirmware, Module
+from tests.support.control_plane.container import unshare
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.deadlines import soon
@@ -637,6 +640,10 @@ NEEDED = frozenset({"printk", "rebellions_core_open"})
         ("m.ko", b"\x7fELF\x02\x02" + bytes(200), None),
         ("m.ko", b"\x28\xb5\x2f\xfd" + bytes(20), None),
         ("m.ko", MODULE[:-1], None),
+        ("m.ko.zst", zstandard.compress(MODULE), NEEDED),
+        ("m.ko.zst", zstandard.ZstdCompressor(level=19, write_content_size=False).compress(MODULE), NEEDED),
+        ("m.ko.zst", b"no zstd", None),
+        ("m.ko.zst", zstandard.compress(MODULE)[:-9], None),
         ("m.ko.gz", b"no gzip", None),
         ("m.ko.gz", gzip.compress(MODULE)[:-9], None),
         ("m.ko.xz", b"no xz", None),
@@ -718,3 +725,50 @@ def test_a_driver_is_never_compared_with_itself(
         tree.put(path, "")
     (file,) = ModuleTrees(tree.roots, KERNEL, PROFILE.modules).source(ROOT, ("rebellions",)).modules
     assert (file.layout_matches, file.flags_match) == (matches, matches)
+
+
+@pytest.mark.parametrize(
+    ("files", "is_out"),
+    [
+        ({}, False),
+        ({"proc/sys/kernel/loadpin/enabled": "1"}, True),
+        ({"proc/sys/kernel/loadpin/enforce": "1"}, True),
+        ({"proc/sys/kernel/loadpin/enabled": "0", "sys/kernel/security/lsm": "capability,loadpin"}, False),
+        ({"sys/kernel/security/lsm": "lockdown,capability,loadpin"}, True),
+        ({"sys/kernel/security/lsm": "lockdown,capability"}, False),
+    ],
+)
+def test_loadpin_accepts_no_module_from_another_file_system(tree: Tree, files: dict[str, str], is_out: bool) -> None:
+    """On a real mount."""
+    for path, text in files.items():
+        (tree.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree.root / path).write_text(f"{text}\n")
+    tree.put(f"/lib/modules/{KERNEL}/modules.dep", "")
+    (tree.root / "opt/driver").mkdir(parents=True)
+    module = f'$0/opt/driver/lib/modules/{KERNEL}; mkdir -p "$at" && echo rebellions.ko: > "$at/modules.dep"'
+    made = f'at={module} && touch "$at/rebellions.ko" && exec "$@"'
+    for mount, expected in (("mount -t tmpfs tmpfs $0/opt/driver &&", is_out), ("", False)):
+        words = [
+            *unshare(),
+            "sh",
+            "-c",
+            f"{mount} {made}",
+            str(tree.root),
+            executable,
+            "-c",
+            PINNED,
+            str(tree.root),
+        ]
+        ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        assert ran.stdout.strip() == str(expected), mount
+
+
+PINNED = f"""
+import sys
+from pathlib import Path
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.modules import ModuleTrees
+root = Path(sys.argv[1])
+trees = ModuleTrees(HostRoots(root, root / "proc", root / "sys", root / "dev"), {KERNEL!r})
+print(trees.source("/opt/driver", ("rebellions",)).is_pinned_out)
+"""
