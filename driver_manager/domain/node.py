@@ -39,7 +39,7 @@ class Node(Struct, frozen=True):
 def is_this_host(node: Node, machine_id: str, boot_id: str, system_uuid: str) -> bool:
     """True if a machine with these ids is `node`; also if the Node has neither of the first two.
 
-    Cloned machines have one machine id. In another boot than the Node shows, the firmware's UUID decides, where known.
+    Cloned machines have one machine id. If the boot ids differ, the UUID of the firmware decides, where it is known.
     """
     if not node.machine_id and not node.boot_id:
         return True
