@@ -19,7 +19,7 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.host import UPGRADE_REASON, Marker, RebootWish
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.observation import Loader, Mode, Situation
-from driver_manager.domain.pods.workloads import PodAction, bound_to_root, with_action
+from driver_manager.domain.pods.workloads import PodAction, bound_to_root, plugin_keys, with_action
 from driver_manager.domain.profile import Strategy, driver_version, unload_order
 from driver_manager.domain.reboot.decision import request_labels
 from driver_manager.domain.reboot.state import is_foreign, is_granted
@@ -408,9 +408,12 @@ def _first_install(situation: Situation) -> Plan:
     # A run that loads, unloads or unmounts acquires the node, so that two runs never do so at once.
     owns = situation.obs.journal is not None or any(not isinstance(step, RemoveArtifacts) for step in work)
     refuse_unmoved(situation, stale, bound_only=True)
-    taken = taking(situation, stale, cordon=False) if owns else ()
+    # No claim is read here: whether or not one is held, a DRA plugin leaves when all others have left.
+    last = plugin_keys(situation.obs.pods.pods, situation.profile) & stale
+    taken = taking(situation, stale - last, cordon=False) if owns else ()
+    plugins = pause_last(situation, last) if owns else ()
     patient = (*wait_for_stuck(situation, stale), *wait_for_machines(situation))
-    steps = [*patient, *keep_root(situation), *taken, *work, *releasing(situation, taken)]
+    steps = [*patient, *keep_root(situation), *taken, *plugins, *work, *releasing(situation, taken)]
     reason = "no driver is loaded"
     if places_us(situation):
         reason += ": there is nothing to uninstall"
