@@ -271,6 +271,9 @@ class RebootHost(Protocol):
     def machine_id(self) -> str:
         """The host's machine id, "" where it has none."""
 
+    def shutdown_delay_s(self) -> float:
+        """How long the host may delay a shutdown for programs that asked for it, in seconds; 0 if none did."""
+
     def system_uuid(self) -> str:
         """The firmware's id of the machine, "" if unknown."""
 

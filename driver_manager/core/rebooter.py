@@ -186,7 +186,8 @@ class Rebooter:
         if node is not None and is_here:
             self._show(node)
         wall_s, problem = self._ports.clock.wall(), host.why_not_ready()
-        return RebootState(snapshot, record, node, self._policy, wall_s, problem, is_here)
+        delay_s = host.shutdown_delay_s() if record.pending is not None else 0.0
+        return RebootState(snapshot, record, node, self._policy, wall_s, problem, is_here, delay_s=delay_s)
 
     def _say(self, record: Record, decision: RebootDecision) -> None:
         """Log the reason to wait if it is new, and record it for `status`. Different numbers make no new reason."""

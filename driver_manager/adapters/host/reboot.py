@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Sequence
 
 from driver_manager.adapters.host.evidence import holders_within, save_evidence
-from driver_manager.adapters.host.files import HostRoots, WorkLock, machine_id, system_uuid, translated
+from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock, machine_id, system_uuid, translated
 from driver_manager.adapters.host.holders import device_nodes, host_path, in_host
 from driver_manager.adapters.host.modules import driver_modules, driver_nodes
 from driver_manager.adapters.host.notes import RebootFiles, remove_marker
@@ -34,6 +35,61 @@ errexec)."""
 HOLDERS_S = 10.0
 
 
+INHIBITORS = "/run/systemd/inhibit"
+CONFIGS = ("/usr/lib/systemd/logind.conf.d", "/run/systemd/logind.conf.d", "/etc/systemd/logind.conf.d")
+DELAY_S = 5.0
+"""logind's default (logind.conf(5), InhibitDelayMaxSec)."""
+
+LONGEST_DELAY_S = 3600.0
+_DELAY = re.compile(r"^\s*InhibitDelayMaxSec\s*=\s*(.*?)\s*$", re.MULTILINE)
+_UNITS_S = {
+    **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hr", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("ms", "msec"), 0.001),
+}
+"""Units of a time span (systemd.time(7))."""
+
+
+def shutdown_delay_s(files: HostFiles) -> float:
+    """How long logind may delay a shutdown: a kubelet asks for it, so that its pods end (kubernetes.io, node shutdown).
+
+    0 if no program has asked for it. Source: systemd-inhibit(1); logind.conf(5), of whose files the last one counts.
+    """
+    with contextlib.suppress(OSError):
+        asked = (files.read(f"{INHIBITORS}/{name}") or "" for name in files.names(INHIBITORS) if "." not in name)
+        if any(_delays_shutdown(text) for text in asked):
+            return min(LONGEST_DELAY_S, _longest_delay_s(files))
+    return 0.0
+
+
+def _delays_shutdown(text: str) -> bool:
+    said = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return said.get("MODE") == "delay" and "shutdown" in said.get("WHAT", "").split(":")
+
+
+def _longest_delay_s(files: HostFiles) -> float:
+    found: dict[str, str] = {}
+    for folder in CONFIGS:  # a file in a later folder takes the place of one with its name
+        with contextlib.suppress(OSError):
+            found |= {name: f"{folder}/{name}" for name in files.names(folder) if name.endswith(".conf")}
+    delay_s = DELAY_S
+    for path in ("/etc/systemd/logind.conf", *(found[name] for name in sorted(found))):
+        with contextlib.suppress(OSError):
+            for text in _DELAY.findall(files.read(path) or ""):
+                delay_s = _span_s(text) if text else DELAY_S
+    return delay_s
+
+
+def _span_s(text: str) -> float:
+    """Seconds of a time span; the longest one for what is not one."""
+    parts = re.findall(r"([0-9.]+)\s*([a-z]*)", text)
+    try:
+        return sum(float(number) * _UNITS_S[unit] for number, unit in parts) if parts else LONGEST_DELAY_S
+    except (KeyError, ValueError):
+        return LONGEST_DELAY_S
+
+
 class HostRebooter(RebootFiles):
     """See `driver_manager.core.ports.RebootHost`. `command` is the reboot's argv; `publish` as in `RebootFiles`."""
 
@@ -56,6 +112,9 @@ class HostRebooter(RebootFiles):
             return machine_id(self._roots)
         except OSError:
             return ""
+
+    def shutdown_delay_s(self) -> float:
+        return shutdown_delay_s(self._files)
 
     def system_uuid(self) -> str:
         return system_uuid(self._roots)

@@ -212,7 +212,29 @@ class StateWriter:
         if node_state.is_outdated(self.node, self._keys, self._lasting):
             self.write()
         elif self.may_write and self._outcome is not None:
+            self._correct_version()
             self.saw(self.node, self._driver_state)
+
+    def with_version(self, change: NodeChange) -> NodeChange:
+        """`change` with the version label: it is of another boot. Raises ConfigError."""
+        label = node_state.version_label(self.node, self._keys, driver_version(self._ports.host.modules()))
+        return replace(change, labels={**change.labels, **label})
+
+    def _correct_version(self) -> None:
+        """Send one patch if the version label is not that of the loaded driver, as after a reboot. Never raises."""
+        try:
+            version = driver_version(self._ports.host.modules())
+            if version and self._keys.version in self.node.labels:
+                cluster, reporter = self._ports.cluster, self._ports.reporter
+                patched = patch_until_current(
+                    cluster,
+                    reporter,
+                    lambda node: NodeChange(labels=node_state.version_label(node, self._keys, version)),
+                    known=self.node,
+                )
+                self.node = patched or self.node
+        except ManagerError as error:
+            self._ports.reporter.warn(f"the version label is not corrected: {error.what}")
 
     def _change(self, node: Node) -> NodeChange:
         """The change of `node` as it is now; empty if it was replaced, or another run has acquired it."""
@@ -837,6 +859,6 @@ class RebootRequests:
         """Take back what an earlier boot asked for. Raises ModuleFailed."""
         # The marker last: as long as it is there, a run that was killed in between is done again.
         if not step.change.is_empty:
-            self._state.saw(self._ports.cluster.patch_node(step.change, None))
+            self._state.saw(self._ports.cluster.patch_node(self._state.with_version(step.change), None))
         if step.seen is not None:
             self._ports.host.remove_marker(step.seen)

@@ -190,7 +190,7 @@ def _withdrawn(state: RebootState) -> RebootDecision | None:
         return None
     pending, why = state.here, _why_no_request(state)
     if pending is not None and pending.commanded_s is not None:
-        left_s = pending.commanded_s + state.policy.grace_s - state.snapshot.uptime_s
+        left_s = pending.commanded_s + state.down_s - state.snapshot.uptime_s
         if left_s > 0:
             return _wait(f"{why}, but the reboot command was given: waiting {left_s:.0f} s for it")
     if pending is not None or state.record.announced is not None:
@@ -232,12 +232,13 @@ def _under_way(state: RebootState) -> RebootDecision | None:
     pending = state.here
     if pending is None or pending.commanded_s is None or not pending.given:
         return None
-    uptime_s, grace_s = state.snapshot.uptime_s, state.policy.grace_s
-    left_s = pending.commanded_s + grace_s - uptime_s
+    uptime_s, down_s = state.snapshot.uptime_s, state.down_s
+    left_s = pending.commanded_s + down_s - uptime_s
     if left_s > 0:
-        return _wait(f"the reboot command was given: waiting up to {left_s:.0f} s for it")
+        longer = " (logind may delay a shutdown so long)" if down_s > state.policy.grace_s else ""
+        return _wait(f"the reboot command was given: waiting up to {left_s:.0f} s for it{longer}")
     if pending.forced_s is None:
-        return RebootDecision(RebootAct.FORCE, f"the host is still running {grace_s:g} s after the reboot command")
+        return RebootDecision(RebootAct.FORCE, f"the host is still running {down_s:g} s after the reboot command")
     if pending.forced_s + FORCED_GRACE_S > uptime_s:
         return _wait("the kernel was asked to reboot by sysrq")
     return RebootDecision(RebootAct.GIVE_UP, "neither the reboot command nor sysrq rebooted the host")
@@ -290,7 +291,7 @@ def _was_refused_for_long(state: RebootState, pending: Pending) -> bool:
 
 def _may_go_down(state: RebootState, pending: Pending) -> bool:
     """True if a command that may have been given can still take the host down."""
-    return pending.commanded_s is not None and state.snapshot.uptime_s < pending.commanded_s + state.policy.grace_s
+    return pending.commanded_s is not None and state.snapshot.uptime_s < pending.commanded_s + state.down_s
 
 
 def _approval(state: RebootState) -> RebootDecision | None:

@@ -333,11 +333,16 @@ def is_granted(node: Node, keys: NodeKeys, boot_id: str, recorded: str | None) -
     return recorded is None or recorded == reason
 
 
+AFTER_DELAY_S = 60.0
+"""What the rest of a shutdown may take after the delay."""
+
+
 class RebootState(Struct, frozen=True):
     """The facts of one decision. `node` is None if the Node does not exist.
 
     `blockers` and `slots` are None until a decision asks for them. `driver_problem` is why the driver does not serve,
-    "" if it does. `is_here`: this host is the Node's machine. `wall_s` is in seconds since the epoch.
+    "" if it does. `is_here`: this host is the Node's machine. `wall_s` is in seconds since the epoch. `delay_s` is how
+    long logind may delay a shutdown for others, in seconds.
     """
 
     snapshot: Snapshot
@@ -349,6 +354,12 @@ class RebootState(Struct, frozen=True):
     is_here: bool = True
     blockers: tuple[str, ...] | None = None
     slots: SlotsSeen | None = None
+    delay_s: float = 0.0
+
+    @property
+    def down_s(self) -> float:
+        """How long the host may take to go down after the command, in seconds."""
+        return max(self.policy.grace_s, self.delay_s + AFTER_DELAY_S if self.delay_s else 0.0)
 
     @property
     def boot_id(self) -> str:

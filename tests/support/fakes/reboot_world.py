@@ -62,6 +62,7 @@ class FakeRebootHost:
     evidence: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     no_way_in: str = ""
+    delay_s: float = 0.0
     refusal: str = ""
     no_sysrq: str = ""
     turn: threading.Lock = field(default_factory=threading.Lock)
@@ -84,6 +85,9 @@ class FakeRebootHost:
 
     def system_uuid(self) -> str:
         return ""
+
+    def shutdown_delay_s(self) -> float:
+        return self.delay_s
 
     def machine_id(self) -> str:
         with self.machine.killer.call("machine id"):

@@ -154,7 +154,8 @@ class Timeline:
 
 
 def patches(requests: Iterable[AuditRecord]) -> list[float]:
-    return [one.received_at.timestamp() for one in requests if (one.verb, one.resource) == ("patch", "nodes")]
+    found = (one for one in requests if (one.verb, one.resource) == ("patch", "nodes") and one.is_counted)
+    return [one.received_at.timestamp() for one in found]
 
 
 RECORD = Path(__file__).with_name("measured.json")

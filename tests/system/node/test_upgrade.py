@@ -95,7 +95,7 @@ def upgraded(drivers: Drivers, table: Table) -> Try:
     assert pod.restarts == 0
     for name in OPERANDS:
         assert before[name] not in [one["metadata"]["uid"] for one in drivers.running(name)]
-    asked = [f"{one.verb} {one.resource}" for one in requests]
+    asked = [f"{one.verb} {one.resource}" for one in requests if one.is_counted]
     assert [one for one in asked if one not in BESIDE] == REQUESTS, [str(one) for one in requests]
     return Try({part.what: part.seconds for part in parts}, removed_at, slow_by)
 

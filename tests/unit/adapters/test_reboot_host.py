@@ -283,3 +283,40 @@ def test_sysrq_syncs_remounts_and_reboots_in_this_order(tree: HostTree) -> None:
         clock.after(second, lambda: written.append(trigger.read_text()))
     host(tree, clock=clock).force_reboot()
     assert written == ["s", "u", "b"]
+
+
+KUBELET = "# This is private data. Do not parse.\nWHAT=shutdown\nMODE=delay\nUID=0\nWHO=kubelet\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "delay_s"),
+    [
+        ({}, 0),
+        ({"run/systemd/inhibit/1": KUBELET}, 5),
+        ({"run/systemd/inhibit/1": KUBELET.replace("delay", "block")}, 0),
+        ({"run/systemd/inhibit/1": KUBELET.replace("shutdown", "sleep:idle")}, 0),
+        ({"run/systemd/inhibit/1": KUBELET.replace("shutdown", "sleep:shutdown")}, 5),
+        ({"run/systemd/inhibit/1.ref": KUBELET}, 0),
+        ({"etc/systemd/logind.conf.d/99-kubelet.conf": "[Login]\nInhibitDelayMaxSec=600\n"}, 0),
+        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec = 10min\n"}, 600),
+        (
+            {
+                "run/systemd/inhibit/7": KUBELET,
+                "etc/systemd/logind.conf": "#InhibitDelayMaxSec=1h\nInhibitDelayMaxSec=30\n",
+                "usr/lib/systemd/logind.conf.d/99-kubelet.conf": "InhibitDelayMaxSec=1h\n",
+                "etc/systemd/logind.conf.d/99-kubelet.conf": "[Login]\nInhibitDelayMaxSec=2min 30s\n",
+                "etc/systemd/logind.conf.d/10-other.conf": "InhibitDelayMaxSec=900\n",
+            },
+            150,
+        ),
+        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=infinity\n"}, 3600),
+        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=7 parsecs\n"}, 3600),
+        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=\n"}, 5),
+    ],
+)
+def test_a_shutdown_may_be_delayed_as_long_as_logind_allows_whom_it_lets_delay_it(
+    tree: HostTree, files: dict[str, str], delay_s: float
+) -> None:
+    for path, text in files.items():
+        tree.write(path, text)
+    assert host(tree).shutdown_delay_s() == delay_s

@@ -546,3 +546,19 @@ def test_the_condition_follows_the_request_on_a_node_that_has_one(machine: Machi
     settled(machine)
     reasons = ["RebootRequired", "Ready"] if has_one else []
     assert [one.reason for one in machine.cluster.conditions] == reasons
+
+
+def test_sysrq_waits_for_a_shutdown_that_a_kubelet_delays_longer_than_the_grace() -> None:
+    machine = one(grace_s=100.0).request()
+    machine.host.obeys, machine.host.delay_s = (), 600.0
+    reasons = list[str]()
+    for _ in range(21):
+        decision = machine.round()
+        reasons.append(decision.reason if decision is not None else "")
+        machine.fleet.clock.sleep(30)
+    assert machine.host.commands == ["command"]
+    assert "logind may delay a shutdown so long" in reasons[-1]
+    for _ in range(3):
+        machine.round()
+        machine.fleet.clock.sleep(30)
+    assert machine.host.commands == ["command", "sysrq"]

@@ -448,3 +448,14 @@ def test_without_the_right_or_with_no_state_nothing_is_written() -> None:
     world = upgrade(has_conditions=True, profile=silent)
     world.ended()
     assert not world.node.conditions
+
+
+def test_a_run_that_changes_nothing_corrects_a_version_that_is_over_in_one_patch() -> None:
+    world = upgrade()
+    world.ended()
+    world.cluster.edit({KEYS.version: "1.0"})
+    world.cluster.patches.clear()
+    world.again()
+    assert [dict(patch.labels) for patch in world.cluster.patches] == [{KEYS.version: "2.0"}]
+    world.again()
+    assert len(world.cluster.patches) == 1
