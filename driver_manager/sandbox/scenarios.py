@@ -915,8 +915,6 @@ class RebootPlay:
                 (f"{machine.name} is cordoned:", bool(node.get("spec", {}).get("unschedulable")), False),
             ]
         wanted = report.before.labels | {self._keys.state: NodeState.READY.value}
-        if self._is_upgrade:  # until the next run
-            wanted |= {self._keys.version: OLD_FIRMWARE}
         codes = [int(ExitCode.REBOOT_REQUIRED)] if self._is_upgrade else []
         return differences(
             [
