@@ -114,7 +114,7 @@ def _launch(values: Values) -> Launch:
             port=os.environ[SERVICE_PORT],
         ),
         no_way=no_way,
-        is_way_blocked=bool(no_way) and bool(_proxy()),
+        is_way_blocked=bool(no_way) and bool(transport.proxy_in_pod(os.environ)),
         client_selector=selector(values, settings.CLIENT_SELECTOR).text,
         argv=tuple(click.get_current_context().find_root().obj or ()),
     )
@@ -127,15 +127,11 @@ def _refuse_without_folder(option: Setting[str], path: str) -> None:
         )
 
 
-def _proxy() -> str:
-    return transport.proxy_for(os.environ.get(SERVICE_HOST, ""), os.environ.get(SERVICE_PORT, ""), os.environ)
-
-
 def _why_no_way(values: Values) -> str:
     """Why a process in this pod cannot reach the Node, "" if it can."""
     if not (transport.SERVICE_ACCOUNT / transport.TOKEN_FILE).exists():
         return f"there is no service account token at {transport.SERVICE_ACCOUNT}"
-    if proxy := _proxy():
+    if proxy := transport.proxy_in_pod(os.environ):
         return f"{proxy} is set, and health-watch uses no proxy; add {os.environ.get(SERVICE_HOST)} to NO_PROXY"
     if not (os.environ.get(SERVICE_HOST) and os.environ.get(SERVICE_PORT)):
         return f"{SERVICE_HOST} and {SERVICE_PORT} are not set"

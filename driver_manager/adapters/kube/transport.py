@@ -159,10 +159,14 @@ def _covers(rule: str, host: str, port: str) -> bool:
         return False
 
 
+def proxy_in_pod(environ: Mapping[str, str]) -> str:
+    """As `proxy_for`, for the API server that a pod's environment names."""
+    return proxy_for(environ.get(SERVICE_HOST, ""), environ.get(SERVICE_PORT, ""), environ)
+
+
 def is_in_pod(account: Path, environ: Mapping[str, str]) -> bool:
     """True if there is a service account, and the API server is asked without a proxy."""
-    proxy = proxy_for(environ.get(SERVICE_HOST, ""), environ.get(SERVICE_PORT, ""), environ)
-    return (account / TOKEN_FILE).exists() and not proxy
+    return (account / TOKEN_FILE).exists() and not proxy_in_pod(environ)
 
 
 class InPod:

@@ -217,13 +217,13 @@ class StateWriter:
 
     def with_version(self, change: NodeChange) -> NodeChange:
         """`change` with the version label: it is of another boot. Raises ConfigError."""
-        label = node_state.version_label(self.node, self._keys, driver_version(self._ports.host.modules()))
+        label = node_state.version_label(self.node, self._keys, self._loaded_version())
         return replace(change, labels={**change.labels, **label})
 
     def _correct_version(self) -> None:
         """Send one patch if the version label is not that of the loaded driver, as after a reboot. Never raises."""
         try:
-            version = driver_version(self._ports.host.modules())
+            version = self._loaded_version()
             if version and self._keys.version in self.node.labels:
                 cluster, reporter = self._ports.cluster, self._ports.reporter
                 patched = patch_until_current(
@@ -242,10 +242,14 @@ class StateWriter:
         is_same = node.uid == self.node.uid and node.annotations.get(journal) == self.node.annotations.get(journal)
         return self.ending(node, NodeChange()) if is_same else NodeChange()
 
+    def _loaded_version(self) -> str:
+        """The version of the loaded driver, "" if unknown. Raises ConfigError."""
+        return driver_version(self._ports.host.modules())
+
     def _written(self, node: Node, outcome: LastOutcome) -> LastOutcome:
         version = ""
         with contextlib.suppress(ManagerError):
-            version = driver_version(self._ports.host.modules())
+            version = self._loaded_version()
         before = node_state.outcome_on(node, self._keys)
         return replace(outcome, version=version, window=self._ports.outage()).of(self._ports.clock.wall(), before)
 
