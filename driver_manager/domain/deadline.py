@@ -35,13 +35,17 @@ def retry_s(attempt: int, asked_s: float, random: float) -> float:
 
 
 REFUSED_S = 30.0
-"""Seconds before the program repeats a refused request: a person has to grant a right or change a webhook."""
+"""The longest pause before the program repeats a refused request: a person has to grant a right or change a webhook.
+
+The first one is a second, and each doubles: a server that starts refuses everything for a moment.
+"""
 
 
 def pause_s(attempt: int, error: ManagerError, random: float) -> float:
     """Seconds between failure number `attempt` (from 1), which is `error`, and the next attempt."""
     asked_s = error.asked_s if isinstance(error, ApiUnavailable) else 0.0
-    return max(REFUSED_S if isinstance(error, ApiRefused) else 0.0, retry_s(attempt, asked_s, random))
+    refused_s = min(REFUSED_S, 2.0 ** min(attempt - 1, MOST_DOUBLINGS)) if isinstance(error, ApiRefused) else 0.0
+    return max(refused_s, retry_s(attempt, asked_s, random))
 
 
 def around_s(seconds: float, random: float, share: float = 0.5) -> float:

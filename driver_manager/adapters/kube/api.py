@@ -138,12 +138,27 @@ ASKED_MOST_S = 30.0
 T = TypeVar("T")
 
 
-class Transient(Exception):
-    """A failure that a retry may cure. `remedy` replaces the usual one."""
+STARTING_S = 30.0
+"""How long a server may refuse what it allows, after it was away or since it allowed it, in seconds.
 
-    def __init__(self, what: str, retry_after_s: float = 0.0, remedy: str = "") -> None:
+A kube-apiserver answers 403 to all but system:masters until its RBAC rules are loaded, up to a second after its start
+and before /readyz; admission plugins answer 403 until their caches are filled.
+"""
+
+_LACKS_RIGHT = re.compile(r'\bcannot \S+ (?:resource|path) "')
+"""A refusal by an authorizer (apiserver, pkg/endpoints/handlers/responsewriters/errors.go), not by admission."""
+
+_NOT_READY = "not yet ready to handle request"
+"""An admission plugin that waits for its caches (apiserver, pkg/admission/initializer and the plugins)."""
+
+
+class Transient(Exception):
+    """A failure that a retry may cure. `remedy` replaces the usual one; `final` is raised if no retry cures it."""
+
+    def __init__(self, what: str, retry_after_s: float = 0.0, remedy: str = "", final: Exception | None = None) -> None:
         super().__init__(what)
         self.retry_after_s = retry_after_s
+        self.final = final
         self.remedy = remedy or "Check that the API server can be reached from this node; the next run tries again."
 
 
@@ -181,8 +196,8 @@ class Retries:
     def run(self, attempt: Callable[[], T], renewed: Callable[[], bool], *, only_once: bool = False) -> T:
         """The result of `attempt`, repeated while it raises Transient, and once at once after a 401 if `renewed()`.
 
-        `only_once`: only after a 401 within `PROMPT_S`. Raises ApiUnavailable once the budget is spent, and as
-        `attempt`.
+        `only_once`: only after a 401 within `PROMPT_S`. Raises as `attempt`, and ApiUnavailable for a Transient that is
+        left, or its `final` once the budget is spent.
         """
         prompt_s = self._clock.monotonic() + PROMPT_S
 
@@ -198,6 +213,8 @@ class Retries:
         try:
             return self._repeated(lambda: _with_fresh_credentials(attempt, renewed), first, end)
         except Transient as error:
+            if error.final is not None and not only_once:
+                raise error.final from error
             spent = "" if only_once else f" within {self.budget_s:g} s"
             what = f"the API server gave no usable answer{spent}: {error}"
             raise ApiUnavailable(what, error.remedy, min(ASKED_MOST_S, error.retry_after_s)) from error
@@ -306,6 +323,9 @@ class KubeApi:
         self._retries = Retries(clock, reporter, retry_budget_s)
         self._was_answered = False
         self._sent = 0
+        self._refusable: dict[str, float] = {}
+        """By request: the monotonic second from which on a 403 is final; infinity while it is allowed."""
+        self._starting_until_s = 0.0
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -316,6 +336,7 @@ class KubeApi:
         """The same server for another thread, on that thread's clock, with its own counts."""
         other = KubeApi(self._transport, clock, self._reporter, self._retries.budget_s)
         other._was_answered = self._was_answered
+        other._refusable, other._starting_until_s = self._refusable, self._starting_until_s
         return other
 
     def limit_retries(self, budget_s: float) -> None:
@@ -337,7 +358,8 @@ class KubeApi:
         """The answer to one request, with retries of transient failures. `what` is its verb and resource.
 
         `is_interruptible`: SIGTERM may end also this write. `only_once`: without retries. Raises Answer for a status in
-        `passing`, ApiRefused (401, 403, or a rejection), ApiUnavailable, ConfigError, Terminated.
+        `passing`, ApiRefused (401, 403, or a rejection), ApiUnavailable, ConfigError, Terminated. A 403 of a server
+        that may still be starting is transient, also if it is in `passing`.
         """
         request = WireRequest(method, path, None, _HEADERS)
         if body is not None:
@@ -448,8 +470,9 @@ class KubeApi:
     def _answer(self, response: Response, what: str, passing: frozenset[int]) -> dict[str, Any]:
         """The object in `response`. Raises as `call`, and Transient."""
         if response.status in passing:
-            asked_s = retry_after_s(response.headers, self._clock.wall())
-            raise Answer(response.status, status_message(response.data), causes(response.data), asked_s, what)
+            asked_s, message = retry_after_s(response.headers, self._clock.wall()), status_message(response.data)
+            answer = Answer(response.status, message, causes(response.data), asked_s, what)
+            raise self._weighed(answer, response.status, what, message)
         self._refuse_error(response, what)
         self._received_bytes += len(response.data)
         try:
@@ -465,20 +488,37 @@ class KubeApi:
         request = WireRequest("GET", path, None, _HEADERS, stream=True)
         with self._clock.interruptible():
             response = self._send(request, min(silence_s, self._retries.attempt_s))
-            if response.status >= 300:
-                with contextlib.closing(response):
-                    self._refuse_error(response, what, is_watch=True)
+            with contextlib.closing(response) if response.status >= 300 else contextlib.nullcontext():
+                self._refuse_error(response, what, is_watch=True)
         return response
 
     def _refuse_error(self, response: Response, what: str, *, is_watch: bool = False) -> None:
         if response.status < 300:
+            self._refusable[what] = math.inf
             return
         asked_s = retry_after_s(response.headers, self._clock.wall())
         try:
             message = status_message(response.data)
         except StreamCut as error:
             raise Transient(f"the answer was interrupted ({error})") from error
-        raise error_for(response.status, what, message, asked_s, is_watch=is_watch)
+        meant = error_for(response.status, what, message, asked_s, is_watch=is_watch)
+        raise self._weighed(meant, response.status, what, message)
+
+    def _weighed(self, error: Exception, status: int, what: str, message: str) -> Exception:
+        """`error`, or Transient for a 403 of a server that may still be starting. Notes what the server allows."""
+        now_s = self._clock.monotonic()
+        if status >= 500:
+            self._starting_until_s = now_s + STARTING_S
+        elif status == FORBIDDEN:
+            final_s = self._refusable.get(what, 0.0)
+            if math.isinf(final_s):
+                final_s = self._refusable[what] = now_s + STARTING_S
+            is_starting = now_s < max(final_s, self._starting_until_s) and _LACKS_RIGHT.search(message)
+            if is_starting or _NOT_READY in message:
+                return Transient(f"{what}: {status} {message}", final=error)
+        elif status not in (UNAUTHENTICATED, 429):
+            self._refusable[what] = math.inf
+        return error
 
     def _lines(self, response: Response) -> Generator[bytes, None, None]:
         """Whole lines of the stream. Raises WatchBroken if it is cut, Terminated on SIGTERM."""
@@ -490,6 +530,7 @@ class KubeApi:
             except StreamSilent:
                 raise WatchBroken("the watch received nothing more, or did not end in time", "") from None
             except StreamCut as error:
+                self._starting_until_s = self._clock.monotonic() + STARTING_S
                 raise WatchBroken(f"the watch was interrupted ({error})", "") from error
             if not chunk:
                 if buffer.strip():
@@ -534,6 +575,7 @@ class KubeApi:
     def _unreachable(self, error: Unreachable) -> Exception:
         """The error for a missing answer. An untrusted certificate is retried only if it was trusted before."""
         doubt = error.doubt
+        self._starting_until_s = self._clock.monotonic() + STARTING_S
         if doubt is None:
             proxied = f"The request went through the proxy in {error.proxy}; add the API server to NO_PROXY"
             remedy = f"{proxied} if the node reaches it without the proxy." if error.proxy else ""

@@ -95,7 +95,12 @@ class Watch:
 
 
 class Api:
-    """JSON requests with one bearer token; `ca` is None for plain HTTP. Safe to share between threads."""
+    """JSON requests with one bearer token; `ca` is None for plain HTTP. Safe to share between threads.
+
+    A server that gives no answer is asked again for `patience_s` seconds.
+    """
+
+    patience_s = 0.0
 
     def __init__(self, url: str, ca: Path | None, token: str) -> None:
         self._url = url
@@ -116,7 +121,15 @@ class Api:
         """The decoded answer. ApiError for every status from 400 on; urllib3's HTTPError when there is no answer."""
         headers = self._headers | {"Content-Type": content_type, "Accept": accept}
         data = None if body is None else json.dumps(body).encode()
-        response = self._pool.request(method, self._url + path + _query(params), body=data, headers=headers)
+        end_s = time.monotonic() + self.patience_s
+        while True:
+            try:
+                response = self._pool.request(method, self._url + path + _query(params), body=data, headers=headers)
+                break
+            except urllib3.exceptions.HTTPError:
+                if time.monotonic() >= end_s:
+                    raise
+                time.sleep(0.05)
         answer = _decoded(response.data)
         if response.status >= 400:
             raise ApiError(method, path, response.status, answer)

@@ -210,6 +210,7 @@ _SEES_ALL = ("evict", "managed")
 """Routes whose run may evict, and so does not do with the pods of its own namespace."""
 
 _MEANINGS: tuple[tuple[Meant, int | None], ...] = (
+    (lambda cell, what: cell.kind == "403" and cell.asked.nth > 1 and not cell.is_lasting, None),  # it was allowed
     (lambda cell, what: _cuts_off(cell) and not _is_first(cell), UNAVAILABLE),
     (lambda cell, what: what == ("get", "nodes") and cell.asked.nth in _LOOKS.get(cell.route, ()), None),
     (lambda cell, what: what in (("create", "events"), ("patch", "nodes/status")), None),  # one warning

@@ -182,6 +182,7 @@ def all_certificates(good: Authority, folder: Path) -> dict[str, tuple[Path, Pat
 
 NAMESPACE = "rbln-system"
 
+_RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _START_ATTEMPTS = 3
 _READY_TIMEOUT_S = 200.0
 
@@ -204,7 +205,7 @@ class User:
 class _Component:
     def __init__(self, argv: list[str], log: Path) -> None:
         self.name = Path(argv[0]).name
-        self._log = log
+        self.log = log
         # Should this process be killed outright, the kernel kills the component with it.
         guard = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
         with log.open("wb") as out:
@@ -227,7 +228,7 @@ class _Component:
         raise kind(f"{self.name} ended with status {self.process.returncode}; its log ends:\n{self.tail()}")
 
     def tail(self, lines: int = 30) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def kill(self) -> None:
         """End it at once: its data is thrown away, so there is nothing to shut down in order."""
@@ -334,6 +335,13 @@ class ControlPlane:
         """See `settled`; an open watch counts, and has no `code` yet."""
         return settled(self._audit_log, user, since, settle_s)
 
+    def restart_server(self) -> None:
+        """Kill the API server alone, and start it again."""
+        etcd, server, *_ = self._components
+        server.kill()
+        server = self._components[1] = _Component([str(self._assets / server.name), *self._server_args], server.log)
+        self._wait_served(etcd, server)
+
     def _start(self) -> None:
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
@@ -351,12 +359,16 @@ class ControlPlane:
         self._audit_log = run / "audit.log"
         etcd = self._run("etcd", _etcd_args(run, etcd_port, peer_port), run)
         self._wait("etcd with a past", lambda: _write_history(etcd_port), etcd)
-        server = self._run("kube-apiserver", self._apiserver_args(run, etcd_port, port), run)
+        self._server_args = self._apiserver_args(run, etcd_port, port)
+        server = self._run("kube-apiserver", self._server_args, run)
+        self._wait_served(etcd, server)
+        controllers = self._run("kube-controller-manager", self._controller_args(), run)
+        self._wait("kube-controller-manager watches", self._controllers_watch, etcd, server, controllers)
+
+    def _wait_served(self, etcd: _Component, server: _Component) -> None:
         with Api(self.url, self.ca, self.admin.token) as api:
             self._wait("kube-apiserver ready", lambda: api.answers("/readyz"), etcd, server)
             self._wait("namespace default", lambda: api.answers("/api/v1/namespaces/default"), etcd, server)
-        controllers = self._run("kube-controller-manager", self._controller_args(), run)
-        self._wait("kube-controller-manager watches", self._controllers_watch, etcd, server, controllers)
 
     def _wait(self, what: str, check: Any, *components: _Component) -> None:
         def checked() -> bool:
@@ -508,14 +520,30 @@ ROLLOUT = [
 """What deploy/components/rollout gives the controller, over all namespaces."""
 
 
-def bind_rights(api: Api, user: User, rules: list[Json]) -> None:
-    """Bind a ClusterRole of these rules to the service account, and wait until the authorizer knows it."""
+def _account(user: User) -> str:
+    return user.name.rpartition(":")[2]
+
+
+def bind(api: Api, user: User) -> None:
+    """Bind the service account to the ClusterRole of its name."""
     _, _, namespace, account = user.name.split(":")
     subject = {"kind": "ServiceAccount", "namespace": namespace, "name": account}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": account}
-    base = "/apis/rbac.authorization.k8s.io/v1"
-    api.post(f"{base}/clusterroles", {"metadata": {"name": account}, "rules": rules})
-    api.post(f"{base}/clusterrolebindings", {"metadata": {"name": account}, "roleRef": role, "subjects": [subject]})
+    api.post(f"{_RBAC}/clusterrolebindings", {"metadata": {"name": account}, "roleRef": role, "subjects": [subject]})
+
+
+@contextlib.contextmanager
+def unbound(api: Api, user: User) -> Iterator[None]:
+    """The API server refuses the user everything, as it does until it has loaded its RBAC rules (here 0.1 s)."""
+    api.delete(f"{_RBAC}/clusterrolebindings/{_account(user)}")
+    yield
+    bind(api, user)
+
+
+def bind_rights(api: Api, user: User, rules: list[Json]) -> None:
+    """Bind a ClusterRole of these rules to the service account, and wait until the authorizer knows it."""
+    api.post(f"{_RBAC}/clusterroles", {"metadata": {"name": _account(user)}, "rules": rules})
+    bind(api, user)
     last = rules[-1]
     attributes = {"verb": last["verbs"][-1], "group": last["apiGroups"][0], "resource": last["resources"][0]}
     review = {"spec": {"user": user.name, "groups": list(user.groups), "resourceAttributes": attributes}}

@@ -25,6 +25,7 @@ from driver_manager.adapters.kube.api import (
     END_SHARE,
     PROMPT_S,
     SHORTEST_ATTEMPT_S,
+    STARTING_S,
     KubeApi,
     Retries,
     error_for,
@@ -101,6 +102,62 @@ def test_a_refusal_names_verb_resource_reason_and_remedy_and_is_not_repeated(
     assert what in caught.value.what
     assert remedy in caught.value.remedy
     assert len(api.requests) == (2 if is_renewing(api, code) else 1)
+
+
+LACKING = Answer(403, status('nodes "n" is forbidden: User "u" cannot get resource "nodes" in API group ""'))
+DENIED = Answer(403, status('nodes "n" is forbidden: it is denied'))
+UNREADY = Answer(403, status('nodes "n" is forbidden: not yet ready to handle request'))
+
+
+@pytest.mark.parametrize(
+    ("before", "answer", "is_repeated"),
+    [
+        ([], LACKING, False),
+        ([Answer()], LACKING, True),
+        ([Answer(404, status("gone"))], LACKING, True),
+        ([Answer()], DENIED, False),
+        ([], UNREADY, True),
+        ([Answer(503)], LACKING, True),
+        ([Answer(cut=True)], LACKING, True),
+    ],
+    ids=["never allowed", "allowed before", "allowed, missing", "admission", "admission starts", "busy", "cut"],
+)
+def test_a_403_is_repeated_where_the_server_may_still_be_starting(
+    api: Scripted, before: list[Answer], answer: Answer, is_repeated: bool
+) -> None:
+    api.answer(*before, answer, answer, Answer())
+    if before and before[0].status in (200, 404) and not before[0].cut:
+        with contextlib.suppress(NodeMissing):
+            api.cluster.node()
+    if is_repeated:
+        assert api.cluster.node().uid == "u"
+        assert api.reporter.warnings != []
+    else:
+        with pytest.raises(ApiRefused):
+            api.cluster.node()
+    assert len(api.requests) == len(before) + (3 if is_repeated else 1)
+
+
+def test_a_right_that_is_taken_away_is_refused_in_the_end_and_then_at_once(api: Scripted) -> None:
+    api.cluster.node()
+    api.answer(LACKING)
+    begun = api.clock.now
+    with pytest.raises(ApiRefused, match="refused to get nodes") as caught:
+        api.cluster.node()
+    assert RIGHT in caught.value.remedy
+    assert BUDGET_S * (1.0 - END_SHARE) <= api.clock.now - begun <= BUDGET_S
+    api.clock.now = begun + STARTING_S
+    api.requests.clear()
+    with pytest.raises(ApiRefused):
+        api.cluster.node()
+    assert len(api.requests) == 1
+
+
+def test_a_write_that_is_sent_once_says_that_the_server_gives_no_answer_while_it_starts(api: Scripted) -> None:
+    patched(api.cluster)
+    api.answer(LACKING)
+    with pytest.raises(ApiUnavailable, match="cannot get resource"):
+        api.cluster.api.call("PATCH", "/api/v1/nodes/n", "patch nodes", {}, only_once=True)
 
 
 REPEATED = {408, 410, 425, 429, 500, 502, 503, 504}

@@ -44,7 +44,7 @@ from driver_manager.core.fleet_ports import (
 )
 from driver_manager.domain import deadline
 from driver_manager.domain import journal as journals
-from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Conflict, Terminated, WatchBroken
+from driver_manager.domain.errors import ApiUnavailable, Conflict, Terminated, WatchBroken
 from driver_manager.domain.fleet.spec import (
     PLURAL,
     DaemonSetFacts,
@@ -302,7 +302,7 @@ def test_a_node_gets_state_and_record_in_one_patch_of_the_version_that_was_read(
     with pytest.raises(Conflict, match="gone is gone"):
         fleet.cluster.patch_node("gone", change, "1")
     fleet.server.deny.append(Deny("patch", "nodes"))
-    with pytest.raises(ApiRefused, match=r"refused to patch nodes \(403\)"):
+    with pytest.raises(ApiUnavailable, match="patch nodes: 403"):  # it was allowed: the server may be starting
         fleet.cluster.patch_node("a", change, "1")
     assert requests(fleet, "patch") == 4, "nothing is asked twice"
 

@@ -454,6 +454,14 @@ def test_where_all_may_not_be_listed_those_at_home_are_and_it_is_said_once(api: 
     assert "namespace" not in patching.body["spec"]["resourceAttributes"]
 
 
+def test_a_server_that_starts_does_not_narrow_the_list(api: Scripted) -> None:
+    api.cluster.home = HOME
+    api.answer(PODS, FORBIDDEN, PODS)
+    for _ in range(2):
+        assert api.cluster.pods().namespace == ""
+    assert paths(api) == [EVERYWHERE] * 3
+
+
 def test_who_may_list_neither_is_told_of_the_right_to_all(api: Scripted) -> None:
     api.cluster.home = HOME
     api.answer(FORBIDDEN, Answer(403, status("nor here")), FORBIDDEN, PODS)
