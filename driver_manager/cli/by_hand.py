@@ -81,7 +81,7 @@ def holders_command(*, output: str, values: Values) -> int:
     count = users_of(loaded)
     nodes = driver_nodes(session.roots, session.profile)
     found = find_holders(session.roots.proc, session.roots.dev, nodes, enough=count if loaded else None)
-    if any(holder.pod_uid for holder in found) and missing.has_node:
+    if any(holder.pod_uid or holder.container for holder in found) and missing.has_node:
         found = named(found, missing(ObservedPart.PODS, session.cluster.pods, PodList((), "")).pods)
     unread = missing.first()
     body = {

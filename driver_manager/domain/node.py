@@ -89,7 +89,7 @@ class Pod(Struct, frozen=True):
     `config_digest` is the driver's digest in the environment of any container, `main_digest` that of the first one.
     `have_ended`: all its containers have, None if its status does not show each. `started_s` is the earliest start of
     its running containers, since the epoch by the node's clock. `owner_kind` and `controller` are kind and uid of its
-    controller. `images` and `programs` (base names) are those of all its containers.
+    controller. `images` and `programs` (base names) are those of all its containers, `container_ids` those that exist.
     """
 
     namespace: str
@@ -121,6 +121,7 @@ class Pod(Struct, frozen=True):
     controller: str = ""
     images: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    container_ids: tuple[str, ...] = ()
 
     @property
     def is_over(self) -> bool:

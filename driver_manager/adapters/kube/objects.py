@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -239,6 +239,7 @@ def as_pod(item: Mapping[str, Any]) -> Pod:
         controller=text_of(controller, "uid"),
         images=tuple(dict.fromkeys(filter(None, (text_of(one, "image") for one in every)))),
         programs=tuple(dict.fromkeys(filter(None, map(_program, every)))),
+        container_ids=tuple(_container_ids(status)),
     )
 
 
@@ -386,6 +387,14 @@ def _have_ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool | No
         "terminated" in state or (was_running and text_of(state.get("waiting") or {}, "reason") in NOT_MADE)
         for state in states
     )
+
+
+def _container_ids(status: Mapping[str, Any]) -> Iterator[str]:
+    """The ids without the name of the runtime, which precedes them: `containerd://0c1f`."""
+    for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
+        for one in status.get(kind) or []:
+            if found := text_of(one, "containerID").rpartition("://")[2]:
+                yield found
 
 
 def _started_s(spec: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:

@@ -208,14 +208,14 @@ def mounts(pod: Pod, root: str) -> bool:
 
 
 def named(holders: Iterable[Holder], pods: Iterable[Pod]) -> tuple[Holder, ...]:
-    """The holders with their pods' names, and uids of the API, if `pods` has them."""
-    known = {uid: pod for pod in pods for uid in (pod.uid, pod.static_uid) if uid}
-    return tuple(
-        replace(holder, pod=str(known[holder.pod_uid]), pod_uid=known[holder.pod_uid].uid)
-        if holder.pod_uid in known
-        else replace(holder, pod="")
-        for holder in holders
-    )
+    """The holders with their pods' names, and uids of the API, if `pods` has them.
+
+    A reader in a cgroup namespace of its own sees no pod's uid for what runs beside it, only the container's id
+    (cgroup_namespaces(7)).
+    """
+    known = {name: pod for pod in pods for name in (*pod.container_ids, pod.static_uid, pod.uid) if name}
+    found = ((one, known.get(one.pod_uid or one.container)) for one in holders)
+    return tuple(replace(one, pod=str(pod), pod_uid=pod.uid) if pod else replace(one, pod="") for one, pod in found)
 
 
 def why_still_there(pod: Pod) -> str:

@@ -253,6 +253,7 @@ def test_names_are_told_whole_and_those_that_are_no_text_do_not_break_it(host: P
         ),
         (f"0::/kubepods/pod{UID}\n", UID, "", ""),
         (f"0::/system.slice/docker-{CONTAINER}.scope\n", "", CONTAINER, ""),
+        (f"0::/../cri-containerd-{CONTAINER}.scope\n", "", CONTAINER, ""),  # read in a cgroup namespace beside it
         ("0::/system.slice/rbln_daemon.service\n", "", "", "rbln_daemon.service"),
         ("0::/../../system.slice/rbln_daemon.service/worker\n", "", "", "rbln_daemon.service"),
         ("0::/system.slice/system-getty.slice/getty@tty1.service\n", "", "", "getty@tty1.service"),

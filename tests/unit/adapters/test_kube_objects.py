@@ -96,6 +96,7 @@ def ran(*moments: str | None, inits: tuple[str | None, ...] = ()) -> dict[str, A
 EARLY, LATE, EARLY_S = "2026-01-02T03:04:05Z", "2026-01-02T03:04:06Z", 1_767_323_045.0
 DUE_S = 1_700_000_000.0
 THING, SET, JOB = {"kind": "Thing"}, {"kind": "ReplicaSet", "controller": True}, {"kind": "Job", "controller": True}
+STATUSES = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
 FIELDS: list[tuple[str, dict[str, Any], Any]] = [
     # the digest of the wanted driver, read where the kubelet reads it
     ("config_digest", {"spec": {"containers": [digest(value="ab12")]}}, "ab12"),
@@ -187,6 +188,8 @@ FIELDS: list[tuple[str, dict[str, Any], Any]] = [
     *(("started_s", ran(since), None) for since in (None, "no time")),
     ("started_s", ran(inits=(EARLY,)), None),
     ("started_s", ran(inits=(None, EARLY)), EARLY_S),
+    *(("container_ids", {"status": {kind: [{"containerID": "containerd://0c"}]}}, ("0c",)) for kind in STATUSES),
+    ("container_ids", {"status": {"containerStatuses": [{}, {"containerID": ""}, {"containerID": None}]}}, ()),
 ]
 
 

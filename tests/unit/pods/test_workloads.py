@@ -575,18 +575,26 @@ def test_the_reason_why_a_pod_stays_is_told(fields: dict[str, object], said: str
 
 
 @pytest.mark.parametrize(
-    ("seen", "pod_name", "uid"),
+    ("seen", "container", "pod_name", "uid"),
     [
-        ("api-uid", "rbln-system/p", "api-uid"),
-        ("static-uid", "rbln-system/m", "mirror-uid"),
-        ("mirror-uid", "rbln-system/m", "mirror-uid"),
-        ("unknown", "", "unknown"),
-        ("", "", ""),
+        ("api-uid", "c1", "rbln-system/p", "api-uid"),
+        ("api-uid", "of docker in the pod", "rbln-system/p", "api-uid"),
+        ("static-uid", "", "rbln-system/m", "mirror-uid"),
+        ("mirror-uid", "", "rbln-system/m", "mirror-uid"),
+        ("unknown", "c1", "", "unknown"),
+        ("", "c1", "rbln-system/p", "api-uid"),
+        ("", "unknown", "", ""),
+        ("", "", "", ""),
     ],
 )
-def test_a_holder_gets_the_name_and_the_uid_that_the_api_has_for_its_pod(seen: str, pod_name: str, uid: str) -> None:
-    pods = (pod("p", uid="api-uid"), pod("m", uid="mirror-uid", is_mirror=True, static_uid="static-uid"))
-    (found,) = named([Holder(7, "x", "/dev/rbln0", "open", pod_uid=seen)], pods)
+def test_a_holder_gets_the_name_and_the_uid_that_the_api_has_for_its_pod(
+    seen: str, container: str, pod_name: str, uid: str
+) -> None:
+    pods = (
+        pod("p", uid="api-uid", container_ids=("c1",)),
+        pod("m", uid="mirror-uid", is_mirror=True, static_uid="static-uid"),
+    )
+    (found,) = named([Holder(7, "x", "/dev/rbln0", "open", container, seen)], pods)
     assert (found.pod, found.pod_uid) == (pod_name, uid)
 
 
