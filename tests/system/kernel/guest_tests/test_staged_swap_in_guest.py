@@ -1,4 +1,4 @@
-"""Staged drivers on a real kernel and real file systems: swaps between two trees, and a disk that is really full."""
+"""Staged drivers on a real kernel and real file systems: swaps between two trees, a full disk, a noexec mount."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from driver_manager.domain.host import RECORD, decode_staged
 from tests.support.control_plane.kubelet import create_operands
 from tests.support.kernel.driver_roots import NEW_VERSION, OLD_VERSION
-from tests.support.kernel.guest_command import STATE, Command, assert_given_back
+from tests.support.kernel.guest_command import STATE, Command, assert_given_back, old_driver
 from tests.support.kernel.guest_fixtures import DriverRoots, boot_id, modprobe, module_fact, say
 from tests.support.kernel.inside import SHARE_VARIABLE
 from tests.support.selection import Share, parsed
@@ -79,10 +80,20 @@ def test_swaps_back_and_forth_keep_every_label_and_every_byte(command: Command, 
         assert (verified.code, "already staged" in verified.err) == (0, True), verified.err
 
 
-def test_a_full_disk_leaves_nothing_and_the_driver_as_it_is(command: Command, roots: DriverRoots) -> None:
+@contextlib.contextmanager
+def mounted(options: str) -> Iterator[None]:
+    """The folder of the driver roots is a file system of its own, mounted with these options."""
     ROOT.parent.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(ROOT.parent)], check=True, timeout=150)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(ROOT.parent)], check=True, timeout=150)
     try:
+        yield
+    finally:
+        subprocess.run(["umount", str(ROOT.parent)], check=True, timeout=150)
+        ROOT.parent.rmdir()
+
+
+def test_a_full_disk_leaves_nothing_and_the_driver_as_it_is(command: Command, roots: DriverRoots) -> None:
+    with mounted("size=2m"):
         (ROOT.parent / "filler").write_bytes(bytes(1536 * 1024))
         done = command.run(
             "stage", "--from", str(roots["v2"]), DRIVER_ROOT=str(ROOT), DRIVER_CONFIG_DIGEST=DIGESTS[NEW_VERSION]
@@ -90,6 +101,30 @@ def test_a_full_disk_leaves_nothing_and_the_driver_as_it_is(command: Command, ro
         assert (done.code, "not enough space for another driver" in done.err) == (6, True), done.err
         assert not NEXT.exists()
         assert {one.name for one in ROOT.parent.iterdir()} <= {"filler", "driver.lock"}
-    finally:
-        subprocess.run(["umount", str(ROOT.parent)], check=True, timeout=150)
-        ROOT.parent.rmdir()
+
+
+@pytest.mark.shares(3)
+def test_a_noexec_mount_is_named_before_the_first_effect(command: Command, roots: DriverRoots) -> None:
+    """As Debian and Ubuntu mount /run. The kernel loads modules from there, and executes no tool."""
+    old_driver(roots)
+    why = f"rbln-smi in {{}} cannot be executed: {ROOT.parent} is mounted noexec"
+    remedy = "Set DRIVER_ROOT to a folder on another mount"
+    with mounted("noexec"):
+        shutil.copytree(roots["v2"], ROOT)
+        tool = ROOT / "usr/bin/rbln-smi"
+        tool.parent.mkdir(parents=True)
+        shutil.copy("/bin/true", tool)
+        with pytest.raises(PermissionError):
+            subprocess.run([tool], check=True, timeout=150)
+        staged = command.run(
+            "stage", "--from", str(roots["v2"]), DRIVER_ROOT=str(ROOT), DRIVER_CONFIG_DIGEST=DIGESTS[NEW_VERSION]
+        )
+        assert (staged.code, why.format("the driver to stage") in staged.err, remedy in staged.err) == (6, True, True)
+        assert not NEXT.exists()
+        why = why.format(ROOT)
+        for words, line in ((("plan",), f"note: {why}"), (("preflight", "-o", "text"), f"? tools: {why}")):
+            told = command.run(*words, DRIVER_ROOT=str(ROOT))
+            assert (told.code, line in told.out, remedy in told.out) == (0, True, True), told.out
+        done = command.reconcile(ROOT)
+        assert (done.code, module_fact("rebellions", "version")) == (0, NEW_VERSION), done.err
+        assert done.err.index(why) < done.err.index(remedy) < done.err.index("take the node")
