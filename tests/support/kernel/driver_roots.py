@@ -1,6 +1,6 @@
 """Owns the stand-in driver trees: which variants there are, how they are built and how they are spoilt.
 
-Each variant is a driver root as a vendor ships one: `<variant>/lib/modules/<kernel release>/updates/*.ko`.
+Each variant is a driver root as a vendor ships one: `<variant>/lib/modules/<kernel release>/updates/*.ko[.zst]`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+import zstandard
 
 from tests.support import cache
 from tests.support.kernel.kernel_image import KernelImage
@@ -34,6 +36,7 @@ class Variant:
     has_foreign_crc: bool = False
     is_below_foreign_release: bool = False
     has_dependency_list: bool = True
+    is_compressed: bool = False
     folder: str = "modules"
 
 
@@ -55,6 +58,8 @@ VARIANTS = (
         is_below_foreign_release=True,
     ),
     Variant("no-modules-dep", NEW_VERSION, same_as="v2", has_dependency_list=False),
+    Variant("v2-zst", NEW_VERSION, same_as="v2", is_compressed=True),
+    Variant("unknown-symbol-zst", NEW_VERSION, same_as="unknown-symbol", is_compressed=True),
     Variant("vendors-v1", OLD_VERSION, folder="vendor_modules"),
     Variant("vendors-v2", NEW_VERSION, folder="vendor_modules"),
     Variant("vendors-bad-init", NEW_VERSION, defines="-DFAIL_INIT=1", folder="vendor_modules"),
@@ -102,7 +107,10 @@ def _lay_out(variant: Variant, built: Path, root: Path, image: KernelImage) -> N
             content = _with_foreign_release(content, image.release)
         if variant.has_foreign_crc:
             content = _with_foreign_crc(content)
-        (folder / f"{module}.ko").write_bytes(content)
+        if variant.is_compressed:
+            (folder / f"{module}.ko.zst").write_bytes(zstandard.compress(content))
+        else:
+            (folder / f"{module}.ko").write_bytes(content)
     if variant.has_dependency_list:
         run(["depmod", "-b", root, release], timeout_s=300)
 

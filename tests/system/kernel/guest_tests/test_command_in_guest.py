@@ -83,6 +83,7 @@ def test_a_holder_in_a_pod_is_named_by_its_cgroup(command: Command, roots: Drive
     [
         ("wrong-kernel", "its checksums are not those of"),
         ("unknown-symbol", "needs symbols that no module exports: rebellions_absent"),
+        ("unknown-symbol-zst", "needs symbols that no module exports: rebellions_absent"),
         ("absent-kernel", "has no module rebellions for kernel"),
     ],
 )
@@ -121,12 +122,17 @@ def test_a_dependency_that_cannot_load_is_refused_too(command: Command, roots: D
     assert module_fact("rebellions", "version") == "1.2.92"
 
 
-def test_preflight_of_a_good_driver_has_only_good_news(command: Command, roots: DriverRoots) -> None:
-    checked = command.run("preflight", "-o", "json", DRIVER_ROOT=str(roots["v2"]))
+@pytest.mark.parametrize("variant", ["v2", "v2-zst"])
+def test_preflight_of_a_good_driver_has_only_good_news_and_a_run_loads_it(
+    command: Command, roots: DriverRoots, variant: str
+) -> None:
+    checked = command.run("preflight", "-o", "json", DRIVER_ROOT=str(roots[variant]))
     assert checked.code == 0
     results = {check["name"]: check["ok"] for check in json.loads(checked.out)["checks"]}
     assert set(results.values()) == {True}
     assert {"symbols of rebellions", "rebellions for this kernel", "may patch nodes", "deadline"} <= results.keys()
+    done = command.reconcile(roots[variant])
+    assert (done.code, module_fact("rebellions", "version")) == (0, "2.0.1"), done.err
 
 
 def test_a_driver_of_another_release_whose_checksums_fit_is_taken(command: Command, roots: DriverRoots) -> None:
