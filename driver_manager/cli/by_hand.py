@@ -249,10 +249,12 @@ def preflight_command(*, mode: str, kernel: str, output: str, values: Values) ->
         raise ConfigError(f"this is not node {obs.node.name}", "Run it on the node, with the host at /host.")
     needed = rights_to_replace(session.profile, wanted)
     now = Situation.of(obs, session.profile, wanted)
+    looked = checks(now)
+    said = {f"{check.what}. {check.remedy}" for check in looked}
     found = (
-        *checks(now),
+        *looked,
         *(_devices(now) if wanted.mode is Mode.VFIO else ()),
-        *_workloads(session.ports(), obs, session.profile, wanted),
+        *(one for one in _workloads(session.ports(), obs, session.profile, wanted) if one.what not in said),
         *access(session.cluster.refused(needed), needed),
         *_wished(session.cluster),
     )
@@ -294,10 +296,9 @@ def _workloads(ports: Ports, obs: Observation, profile: Profile, wanted: Policy)
     except ManagerError as error:
         return (Check("plan", False, error.what, error.remedy),)
     targets = with_action(decided.workloads, PodAction.EVICT)
-    blocked = tuple(Check("workloads", None, warning) for warning in decided.warnings)
     return (
         *_in_the_way(decided),
-        *blocked,
+        *(Check("plan", None, warning) for warning in decided.warnings),
         Check("workloads", True, f"{len(targets)} pod(s) that use the accelerator would be evicted"),
     )
 

@@ -185,6 +185,12 @@ def probe_command(files: HostFiles, probe: Probe, root: str) -> ProbeCommand | N
     return ProbeCommand((*words, *probe.args), _environment(probe, folders))
 
 
+def why_no_tool(files: HostFiles, probe: Probe, root: str) -> str:
+    """Why there is no `probe_command`. Raises OSError."""
+    noexec = files.noexec_mount(root)
+    return f"{probe.tool} {f'cannot be executed: {noexec} is mounted noexec' if noexec else f'is not in {root}'}"
+
+
 def _environment(probe: Probe, folders: list[Path]) -> dict[str, str]:
     if probe.preload:
         libraries = [folder / probe.preload for folder in folders if (folder / probe.preload).exists()]
@@ -229,9 +235,7 @@ class ToolProber:
         try:
             command = probe_command(self._roots.files(), probe, self._root)
             if command is None:
-                noexec = self._roots.files().noexec_mount(self._root)
-                why = f"cannot be executed: {noexec} is mounted noexec" if noexec else f"is not in {self._root}"
-                return _as_it_is(Health.UNKNOWN, f"{probe.tool} {why}")
+                return _as_it_is(Health.UNKNOWN, why_no_tool(self._roots.files(), probe, self._root))
             self._output = ""
             ran = self._supervisor.run(command.argv, command.env, limit_s)
             self._output = "\n".join((ran.out[-OUTPUT_CHARS:], ran.err[-OUTPUT_CHARS:])).strip()

@@ -43,7 +43,7 @@ from driver_manager.adapters.host.holders import (
 from driver_manager.adapters.host.modules import HOST, ModuleTrees, driver_nodes
 from driver_manager.adapters.host.notes import load_text, read_baseline, read_marker, remove_marker
 from driver_manager.adapters.host.pci import DeviceEvents, pci_devices, read_bus
-from driver_manager.adapters.host.probe import probe_command, with_devices
+from driver_manager.adapters.host.probe import probe_command, why_no_tool, with_devices
 from driver_manager.adapters.host.slots import look, may_have_slots, warm
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.core.ports_base import Clock
@@ -568,11 +568,13 @@ class LinuxHost(Ownership):
 
     def probe(self, root: str, deadline: Deadline) -> ProbeResult:
         probe = self._profile.probe
-        why = f"{probe.tool} is not in {root}" if probe is not None else "the profile has no probe"
+        command, why = None, "the profile has no probe"
         try:
             command = probe_command(self._files, probe, root) if probe is not None else None
+            if probe is not None and command is None:
+                why = why_no_tool(self._files, probe, root)
         except OSError as error:  # a loop of symlinks, or a dead file system
-            command, why = None, f"{root} cannot be read: {error.strerror}"
+            why = f"{root} cannot be read: {error.strerror}"
         if probe is None or command is None:
             return with_devices(self._roots, self._profile, lambda _: ProbeResult(Health.UNKNOWN, why))
         ran = run(command.argv, timeout_s=max(probe.timeout_s, deadline.left()), env=command.env)

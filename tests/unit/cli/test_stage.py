@@ -144,5 +144,7 @@ def test_a_root_on_which_no_tool_can_be_executed_is_named_before_the_first_effec
     root = f"{ROOT}-2"
     planned = ran("plan", DRIVER_ROOT=root)
     assert (planned.returncode, why.format(root) in planned.stdout) == (0, True), planned.stdout
+    checked = ran("preflight", DRIVER_ROOT=root)
+    assert (checked.returncode, checked.stdout.count(why.format(root))) == (0, 1), checked.stdout
     found = ran("health-watch", "--once", DRIVER_ROOT=root, HEALTH_WATCH_FAILURES="1")
     assert "rbln-smi cannot be executed: /var/lib/rbln is mounted noexec" in found.stdout + found.stderr, found

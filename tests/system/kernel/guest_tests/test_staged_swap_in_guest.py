@@ -128,3 +128,4 @@ def test_a_noexec_mount_is_named_before_the_first_effect(command: Command, roots
         done = command.reconcile(ROOT)
         assert (done.code, module_fact("rebellions", "version")) == (0, NEW_VERSION), done.err
         assert done.err.index(why) < done.err.index(remedy) < done.err.index("take the node")
+        assert f"not probed: rbln-smi cannot be executed: {ROOT.parent} is mounted noexec" in done.err
