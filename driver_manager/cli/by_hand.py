@@ -271,7 +271,7 @@ def _of_other_kernel(release: str, mode: Mode, values: Values, output: str) -> i
 
 def _ended(found: tuple[Check, ...], failed: list[Check], values: Values, output: str) -> int:
     body = {"schemaVersion": schemas.VERSION, "checks": [asdict(check) for check in found]}
-    put(in_form(output, body, lambda _: _text(found, failed)))
+    put(in_form(output, body, lambda _: _text(found)))
     if not failed:
         return ExitCode.DONE
     what = several((f"{check.name}: {check.what}" for check in failed), "; ")
@@ -331,12 +331,12 @@ def _wished(cluster: Cluster) -> tuple[Check, ...]:
     return (Check("may create events", None, "this account may not create events in namespace default: a warning"),)
 
 
-def _text(found: tuple[Check, ...], failed: list[Check]) -> str:
+def _text(found: tuple[Check, ...]) -> str:
     lines = []
     for check in found:
         mark, colour = _MARKS[check.ok]
         lines.append(f"{styled(mark, fg=colour)} {check.name}: {one_line(check.what)}")
-        if check in failed:
+        if not check.ok and check.remedy:
             lines.append(f"    what to do: {one_line(check.remedy)}")
     return "\n".join(lines)
 
