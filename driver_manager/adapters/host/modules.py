@@ -606,11 +606,17 @@ class ModuleTrees:
     def _is_pinned_out(self, root: str) -> bool:
         """Whether LoadPin is on, and the root is on another file system than the host's modules, which it pins.
 
+        Its switch is a file in /proc only where the pinned file system can be written; else the boot options count.
         Source: kernel, Documentation/admin-guide/LSM/LoadPin.rst; security/loadpin/loadpin.c for both names.
         """
         said = [text_of(self._proc / f"sys/kernel/loadpin/{name}") for name in ("enabled", "enforce")]
-        modules = (text_of(self._sys_root / "kernel/security/lsm") or "").split(",")
-        is_on = "1" in said if any(one is not None for one in said) else "loadpin" in modules
+        words = [word.partition("=") for word in (text_of(self._proc / "cmdline") or "").split()]
+        booted = {name.removeprefix("loadpin."): value for name, _, value in words if name.startswith("loadpin.")}
+        is_on = "1" in said
+        if not any(one is not None for one in said):
+            is_off = "0" in (booted.get("enabled"), booted.get("enforce"))
+            is_on = not is_off and "loadpin" in (text_of(self._sys_root / "kernel/security/lsm") or "").split(",")
+        is_on &= "kernel-module" not in booted.get("exclude", "").split(",")
         try:
             return is_on and self.files.path(root).stat().st_dev != self.files.path("/lib/modules").stat().st_dev
         except OSError:

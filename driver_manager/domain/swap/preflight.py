@@ -356,7 +356,7 @@ def _pinned(source: DriverSource) -> tuple[Check, ...]:
     if not source.is_pinned_out:
         return ()
     what = f"LoadPin is on: the kernel loads modules from the file system of its own ones only, not from {source.root}"
-    remedy = "Use a driver that the host's image ships (DRIVER_LOAD=none), or boot with loadpin.enabled=0."
+    remedy = "Use a driver that the host's image ships (DRIVER_LOAD=none), or boot with loadpin.enforce=0."
     return (Check("LoadPin", False, what, remedy),)
 
 

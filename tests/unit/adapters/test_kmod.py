@@ -735,6 +735,10 @@ def test_a_driver_is_never_compared_with_itself(
         ({"proc/sys/kernel/loadpin/enforce": "1"}, True),
         ({"proc/sys/kernel/loadpin/enabled": "0", "sys/kernel/security/lsm": "capability,loadpin"}, False),
         ({"sys/kernel/security/lsm": "lockdown,capability,loadpin"}, True),
+        ({"sys/kernel/security/lsm": "loadpin", "proc/cmdline": "quiet loadpin.enforce=0\n"}, False),
+        ({"sys/kernel/security/lsm": "loadpin", "proc/cmdline": "loadpin.enabled=0\n"}, False),
+        ({"sys/kernel/security/lsm": "loadpin", "proc/cmdline": "loadpin.exclude=kexec-image\n"}, True),
+        ({"proc/sys/kernel/loadpin/enabled": "1", "proc/cmdline": "loadpin.exclude=a,kernel-module\n"}, False),
         ({"sys/kernel/security/lsm": "lockdown,capability"}, False),
     ],
 )

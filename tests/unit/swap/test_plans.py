@@ -247,7 +247,7 @@ def test_what_to_do_is_said_once_however_many_need_it() -> None:
 
 def test_foreign_text_moves_no_cursor_on_the_screen() -> None:
     check = Check("digest", False, "said \x1b[2J", "look at \x07")
-    screen = _text((check,), [check])
+    screen = _text((check,))
     assert "said \\x1b[2J" in screen
     assert "look at \\x07" in screen
 
