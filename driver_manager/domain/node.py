@@ -79,6 +79,9 @@ PROGRAM = "driver-manager"
 ROLLOUT = "DriverRollout"
 """The kind of the controller of a rollout's task pods."""
 
+REVISION_LABEL = "controller-revision-hash"
+"""On a DaemonSet's pods and its ControllerRevisions (k8s.io/api apps/v1, ControllerRevisionHashLabelKey)."""
+
 
 class Pod(Struct, frozen=True):
     """A pod on the node. `selector_keys` are the node-label keys that its placement requires.

@@ -87,7 +87,7 @@ from driver_manager.domain.fleet.spec import (
     read,
 )
 from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL
-from driver_manager.domain.node import FIELD_MANAGER, Claim, Node, NodeChange, Pod
+from driver_manager.domain.node import FIELD_MANAGER, REVISION_LABEL, Claim, Node, NodeChange, Pod
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
 from driver_manager.domain.text import sentences
@@ -96,9 +96,6 @@ from driver_manager.domain.wire import Operation, expect, seconds_of
 # JSON objects → facts of a rollout
 #
 # A cluster has thousands of each kind: keep facts small, and intern the strings that objects share.
-
-REVISION_LABEL = "controller-revision-hash"
-"""On a DaemonSet's pods and its ControllerRevisions (k8s.io/api apps/v1, ControllerRevisionHashLabelKey)."""
 
 TRUE = "true"
 

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar, assert_never
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from driver_manager.core.pods import Evictor
+from driver_manager.core.pods import Evictor, PodWait
 from driver_manager.core.ports import Ports
 from driver_manager.core.ports_base import Reporter
 from driver_manager.core.swap.driver import DeviceSteps, DriverRoot, DriverSwap
@@ -63,7 +63,15 @@ from driver_manager.domain.profile import Profile, driver_version, users, users_
 from driver_manager.domain.swap.eviction import AGAIN, HOLDERS, KERNEL, OWNERS, STUCK
 from driver_manager.domain.swap.node_patches import decoded_journal
 from driver_manager.domain.swap.planner import plan, wants_users
-from driver_manager.domain.swap.preflight import access, host_files, is_owned_elsewhere, refuse, rights, written_files
+from driver_manager.domain.swap.preflight import (
+    access,
+    ending_clear_pod,
+    host_files,
+    is_owned_elsewhere,
+    refuse,
+    rights,
+    written_files,
+)
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, disturbs, failure_to_record, time_of_day, wait_s
 from driver_manager.domain.swap.steps import (
     PATCH_NODES,
@@ -110,6 +118,9 @@ from driver_manager.domain.text import FROM_ENVIRONMENT, is_digest, several
 
 NEWCOMERS = "newcomers"
 """Why to plan again: pods came between the observation and the cordon."""
+
+CLEARED = "cleared"
+"""Why to plan again: the pod that cleared the node has left."""
 
 REPLACING = frozenset({Decision.REPLACE, Decision.UNINSTALL, Decision.CLEAR, Decision.SWITCH})
 """Where the driver will go, so that pods which use it matter."""
@@ -525,6 +536,13 @@ LEAST_SAID_BYTES = 2**20 // 10
 WARM_S = 20.0
 """What reading ahead may take: a slow disk is better waited for with everything in place."""
 
+CLEAR_END_S = 15.0
+"""Limit of the wait for the end of the pod that cleared the node.
+
+A kubelet reports the end of a pod once it has stopped its sandbox, and repeats a failed report after 10 s
+(kubernetes/kubernetes, pkg/kubelet/status/status_manager.go: mergePodStatus, syncPeriod).
+"""
+
 TAKE_ATTEMPTS = 10
 """Maximum number of plans while the Node changes between observation and first patch."""
 
@@ -645,7 +663,9 @@ class _Run:
         try:
             now, decided = self._decide(obs)
         except OwnedElsewhere:
-            raise
+            if not self._is_left_by_clear_pod(obs):
+                raise
+            return CLEARED
         except ManagerError as error:
             return self._refused(error, obs, lock)
         self._go_on_measuring(obs)
@@ -681,6 +701,23 @@ class _Run:
         now, decided = with_baseline(self._ports, now, decided, self._baseline)
         self._baseline = now.obs.baseline or self._baseline
         return now, decided
+
+    def _is_left_by_clear_pod(self, obs: Observation) -> bool:
+        """Wait until the pod that cleared the node for this run has left: True once it has. Raises as PodWait.
+
+        Do not continue before that: a run that has written `cleared` still releases the node, and starts host services,
+        if it gets SIGTERM and cannot read that the driver pod is terminating.
+        """
+        pod, ports = ending_clear_pod(obs), self._ports
+        if pod is None:
+            return False
+        ports.reporter.info(f"pod {pod} has cleared the node; waiting until it ends")
+        wait = PodWait(ports.cluster, ports.clock, ports.reporter, lambda one: one.uid == pod.uid and not one.has_left)
+        try:
+            wait.until_gone(obs.pods, Deadline.after(CLEAR_END_S, ports.clock.monotonic))
+        except PodsRemain:
+            return False
+        return True
 
     def _refused(self, error: ManagerError, obs: Observation, lock: NodeLock) -> Outcome:
         """The end of a run that cannot begin. Raises Conflict where another run was seen half done."""

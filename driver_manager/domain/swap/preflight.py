@@ -15,6 +15,7 @@ from driver_manager.domain.errors import (
     RebootRequired,
 )
 from driver_manager.domain.host import UPGRADE_REASON, DriverSource, Host, MissingFirmware, ModuleFile, StagedSlots
+from driver_manager.domain.node import REVISION_LABEL, ROLLOUT, Pod
 from driver_manager.domain.observation import Loader, Mode, Observation, Policy, Situation, transition
 from driver_manager.domain.profile import ChangeBy, Profile, Strategy, driver_version, has_root, is_own, users
 from driver_manager.domain.swap.steps import EVICT_PODS, PATCH_NODES, WATCH_NODES, WATCH_PODS, Right, Step
@@ -89,6 +90,18 @@ def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
         "Wait for it: a pod resumes by itself when its container restarts. Use --take-over once you are sure that it "
         "has stopped.",
     )
+
+
+def ending_clear_pod(obs: Observation) -> Pod | None:
+    """The rollout's pod that cleared the node for the driver pod that we run in; None if there is none, or it has left.
+
+    Its run ends once the old driver pod has left, which is when ours is created.
+    """
+    journal, own = obs.journal, obs.own_pod
+    if journal is None or own is None or own.labels.get(REVISION_LABEL) != journal.cleared:
+        return None
+    there = (pod for pod in obs.pods.pods if pod.uid == journal.owner.pod_uid and pod.owner_kind == ROLLOUT)
+    return next((pod for pod in there if not pod.has_left), None)
 
 
 # `DRIVER_LOAD=none`: has a host that ships and loads its driver itself loaded the wanted one?

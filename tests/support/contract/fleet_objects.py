@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from driver_manager.adapters.kube.fleet import REVISION_LABEL, as_daemon_set, as_revision
+from driver_manager.adapters.kube.fleet import as_daemon_set, as_revision
 from driver_manager.cli.options import zone
 from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION, DaemonSetFacts, Revision, read
+from driver_manager.domain.node import REVISION_LABEL
 from tests.support.control_plane.api import STRATEGIC_PATCH, Api, Json, gone, status_of, wait_until
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from driver_manager.adapters.kube.api import KubeApi
-from driver_manager.adapters.kube.fleet import REVISION_LABEL, KubeFleet, qualified, readers
+from driver_manager.adapters.kube.fleet import KubeFleet, qualified, readers
 from driver_manager.adapters.kube.objects import node_patch
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import LoopClock
@@ -41,7 +41,7 @@ from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import PLURAL
 from driver_manager.domain.fleet.state import TASKS
 from driver_manager.domain.fleet.status import FleetReport
-from driver_manager.domain.node import NodeChange
+from driver_manager.domain.node import REVISION_LABEL, NodeChange
 from driver_manager.sandbox.apiserver import ApiError, ApiServer, Obj, Store, apply_merge_patch, selection
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.processes import STARTED, Running

@@ -219,6 +219,18 @@ class Drivers:
             spec["volumes"] = [*spec["volumes"], {"name": INSTALL, "emptyDir": {}}]
         spec["initContainers"] = [*first, *spec["initContainers"]]
 
+    def end_at_gate(self) -> None:
+        """The containers of the pods that clear the node run on after their run has ended, until `open_gate()`.
+
+        So the API server shows such a pod as Running, as it does until a kubelet reports its end.
+        """
+        spec = self._set["spec"]["template"]["spec"]
+        (manager,) = [one for one in spec["initContainers"] if one["name"] == MANAGER]
+        waits = f"while [ ! -e /host{GATE}/open ]; do sleep 0.1; done"
+        line = f'"$0" "$@"; code=$?; case " $* " in *" --clear-for "*) {waits} ;; esac; exit $code'
+        manager["command"] = ["/bin/sh", "-c", line, *manager["command"]]
+        self._replace_containers()
+
     def load_as_deployed(self) -> None:
         self._set["spec"]["template"]["spec"] = copy.deepcopy(self._template)
         self._replace_containers()

@@ -10,6 +10,7 @@ from tests.support.node.place import wait_until
 
 STATE = "rebellions.ai/npu-driver-upgrade-state"
 OPERAND = "device-plugin"
+WAITS = "has cleared the node; waiting until it ends"
 CLEARS, LOOKS = "driver-clear-", "driver-preflight-"
 ACTS = ["create pods", "patch nodes", "create pods", "delete pods", "patch nodes"]
 """Looked at, taken, cleared, restarted, done."""
@@ -55,3 +56,25 @@ def goes_through(drivers: Drivers, rollout: Rollouts, table: Table) -> None:
     shown = rollout.shown()
     assert f"{DAEMON_SET}" in shown, shown
     assert "Complete" in shown, shown
+
+
+def test_the_next_driver_pod_waits_for_the_reported_end_of_the_pod_that_cleared_the_node(drivers: Drivers) -> None:
+    """On its first run: current kubelets report that end when the next driver pod has started already."""
+    with rollouts(drivers) as rollout:
+        try:
+            rollout.make(waves=[{"name": "all"}])
+            old, driver = rollout.status()["targetRevision"], drivers.a_pod()
+            drivers.close_gate()
+            drivers.end_at_gate()
+            new = rollout.wait_new_target(old)
+            wait_until(lambda: drivers.a_pod().uid != driver.uid, "the next driver pod")
+            drivers.wait_said(WAITS)
+            drivers.open_gate()
+            rollout.wait_complete(new)
+        finally:
+            drivers.open_gate()
+            drivers.load_as_deployed()
+    drivers.wait_serving()
+    assert drivers.a_pod().restarts == 0
+    drivers.replace_pod()
+    drivers.wait_serving()

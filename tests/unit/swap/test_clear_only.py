@@ -6,6 +6,7 @@ driver is being unloaded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.host import Holder
 from driver_manager.domain.journal import Journal
-from driver_manager.domain.node import Node, Pod
+from driver_manager.domain.node import PROGRAM, REVISION_LABEL, Node, Pod
 from driver_manager.domain.observation import Loader
 from tests.support.fakes.builders import EXPORTER, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, ROOT_MOUNT, driver_pod
 from tests.support.fakes.scenarios import replace_with_workloads
@@ -92,7 +93,7 @@ class Clearing:
         world = self.world.given(known_holders=(), stuck_users={})
         if not world.cluster.device_holders() and not self.bystanders:
             world.given(loaded={}, mounts=[])
-        world.cluster.add_pod(replace(driver_pod(), name=NEW, uid=NEW))
+        world.cluster.add_pod(replace(driver_pod(labels={REVISION_LABEL: REVISION}), name=NEW, uid=NEW))
 
     def _look(self, _: Node) -> None:
         found = self.journal
@@ -107,14 +108,18 @@ class Clearing:
     def ended(self, code: ExitCode = ExitCode.DONE, *words: str) -> Outcome:
         return self.world.ended(code, *words)
 
+    def succeed(self) -> None:
+        """The next driver pod's first run may begin; what the API server shows of the pods before is as it was."""
+        self.delete_driver()
+        self.world.next_process()
+        self.world.clock.sleep(2 * STOPS_S)
+        self.world.given(pod=NEW, driver_pod_leaves=False, clear_for="")
+
     def go_on(self) -> None:
         """The init container of the next driver pod, started as often as it takes; the driver is loaded then."""
         world = self.world
-        self.delete_driver()
-        world.next_process()
-        world.clock.sleep(2 * STOPS_S)
+        self.succeed()
         self.end_pods("Succeeded")
-        world.given(pod=NEW, driver_pod_leaves=False, clear_for="")
         for _ in range(4):
             world.next_process()
             outcome = world.run()
@@ -159,6 +164,57 @@ def test_the_node_is_cleared_and_left_to_the_next_pod_which_disturbs_nobody() ->
     assert (state.labels[PLUGIN], state.unschedulable, state.shown.state) == (PAUSED, True, "upgrading")
     touching = ("unload", "unmount", "remove", "load")
     assert not [name for name in made.world.killer.effects if name.startswith(touching)]
+    made.check_settled()
+
+
+def edited(uid: str, **changes: Any) -> Callable[[Clearing], None]:
+    return lambda made: made.world.cluster.add_pod(replace(made.world.cluster.listed[uid], **changes))
+
+
+def after_3_s(action: Callable[[Clearing], object]) -> Callable[[Clearing], None]:
+    return lambda made: made.world.clock.after(3.0, lambda: action(made))
+
+
+def not_cleared(made: Clearing) -> None:
+    assert made.journal is not None
+    made.world.cluster.edit(annotations={PROFILE.keys.journal: journals.encode(replace(made.journal, cleared=""))})
+
+
+@pytest.mark.parametrize(
+    ("facts", "code", "waited_s"),
+    [
+        pytest.param(after_3_s(lambda made: made.end_pods("Succeeded")), ExitCode.DONE, 3.0, id="its end is reported"),
+        pytest.param(after_3_s(edited("clear-1", deleting=True, have_ended=True)), ExitCode.DONE, 3.0, id="deleted"),
+        pytest.param(
+            after_3_s(lambda made: made.world.cluster.remove_pod("clear-1")), ExitCode.DONE, 3.0, id="removed"
+        ),
+        pytest.param(lambda made: made.world.cluster.remove_pod("clear-1"), ExitCode.DONE, 0.0, id="gone"),
+        pytest.param(lambda made: None, ExitCode.OWNED_ELSEWHERE, 15.0, id="it runs on"),
+        pytest.param(
+            after_3_s(lambda made: made.world.clock.ask_to_end()), ExitCode.STANDING_DOWN, 3.0, id="asked to end"
+        ),
+        pytest.param(
+            edited(NEW, labels={REVISION_LABEL: "rev-3"}), ExitCode.OWNED_ELSEWHERE, 0.0, id="cleared for another"
+        ),
+        pytest.param(edited(NEW, labels={}), ExitCode.OWNED_ELSEWHERE, 0.0, id="no DaemonSet's pod"),
+        pytest.param(
+            edited("clear-1", owner_kind="Job", programs=(PROGRAM,)), ExitCode.OWNED_ELSEWHERE, 0.0, id="no rollout's"
+        ),
+        pytest.param(lambda made: made.world.given(pod=""), ExitCode.OWNED_ELSEWHERE, 0.0, id="by hand"),
+        pytest.param(not_cleared, ExitCode.OWNED_ELSEWHERE, 0.0, id="not cleared"),
+    ],
+)
+def test_the_next_driver_pod_waits_for_the_end_of_the_pod_that_cleared_the_node(
+    facts: Callable[[Clearing], None], code: ExitCode, waited_s: float
+) -> None:
+    made = Clearing()
+    made.ended()
+    made.succeed()
+    facts(made)
+    before, began_s = made.journal, made.world.clock.monotonic()
+    made.ended(code)
+    assert made.world.clock.monotonic() - began_s == pytest.approx(waited_s)
+    assert made.world.is_released if code is ExitCode.DONE else made.journal == before
     made.check_settled()
 
 
