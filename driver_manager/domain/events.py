@@ -18,6 +18,7 @@ REBOOT_FAILED = "RebootFailed"
 JOURNAL_FIELD_IGNORED = "JournalFieldIgnored"
 NODE_UPGRADE_FAILED = "NodeUpgradeFailed"
 ROLLOUT_STARTED = "RolloutStarted"
+ROLLOUT_NODE_LOST = "RolloutNodeLost"
 ROLLOUT_WAVE_ENDED = "RolloutWaveEnded"
 ROLLOUT_SOAKING = "RolloutSoaking"
 ROLLOUT_APPROVAL_REQUIRED = "RolloutApprovalRequired"
@@ -47,6 +48,7 @@ EVENTS: dict[str, str] = {
 
 ROLLOUT_EVENTS: dict[str, str] = {
     ROLLOUT_STARTED: "the DaemonSet has a new revision, and its nodes begin to get it",
+    ROLLOUT_NODE_LOST: "a node disappeared while it was under way or failed: its name, what it was doing (`Warning`)",
     ROLLOUT_WAVE_ENDED: "no node of the wave waits or is under way any more; the number of done and failed nodes",
     ROLLOUT_SOAKING: "the soak time after a wave has begun: until when",
     ROLLOUT_APPROVAL_REQUIRED: "the next wave waits for an approval (`Warning`)",

@@ -89,7 +89,7 @@ from driver_manager.domain.fleet.spec import (
 from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL
 from driver_manager.domain.node import FIELD_MANAGER, REVISION_LABEL, Claim, Node, NodeChange, Pod
 from driver_manager.domain.profile import NodeKeys
-from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
+from driver_manager.domain.reboot.decision import APPROVED, CORDON_FOR_REBOOT
 from driver_manager.domain.text import sentences
 from driver_manager.domain.wire import Operation, expect, seconds_of
 
@@ -155,7 +155,9 @@ def as_revision(item: Mapping[str, Any]) -> Revision:
 def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> FleetNode:
     metadata, status = item["metadata"], item.get("status") or {}
     labels, notes = _interned(texts_of(metadata, "labels")), texts_of(metadata, "annotations")
-    conditions = _interned({text_of(one, "type"): text_of(one, "status") for one in status.get("conditions") or []})
+    listed = status.get("conditions") or []
+    conditions = _interned({text_of(one, "type"): text_of(one, "status") for one in listed})
+    ready: Mapping[str, Any] = next((one for one in listed if one.get("type") == "Ready"), {})
     record, problem = _record(notes.get(keys.rollout))
     # `node_state` parses what the runs write; it needs these two keys only.
     last_outcome = {key: text for key, text in notes.items() if key == keys.last_outcome}
@@ -183,6 +185,9 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> FleetNode:
         is_taken_by_run=keys.journal in notes,
         cleared_by=journal.cleared_by(notes.get(keys.journal, "")),
         window=outcome.window if outcome is not None else None,
+        ready_s=seconds_of(text_of(ready, "lastTransitionTime")) or 0.0,
+        is_rebooting=bool(keys.reboot_in_progress) and keys.reboot_in_progress in notes,
+        is_reboot_approved=bool(keys.approve_reboot) and notes.get(keys.approve_reboot) == APPROVED,
     )
 
 

@@ -267,6 +267,9 @@ UNSURE_S = 1.0
 MAX_AT_ONCE = 20
 """Maximum consecutive decisions that follow at once from the acts of the last; the next ones wait a second."""
 
+CLOCK_SET_S = 30.0
+"""By how much the wall clock may change against the monotonic clock: no correction of a running clock is as large."""
+
 LEASE = "the Lease"
 
 ActT = TypeVar("ActT", bound=Act)
@@ -369,6 +372,7 @@ class FleetController:
         self._acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, keys, set(), self._acts)
         self._news_s = self._again_s = math.inf
         self._at_once = 0
+        self._clock_s, self._offset_s = 0.0, ports.clock.wall() - ports.clock.monotonic()
 
     def _hand_over(self) -> None:
         with self._ports.clock.shielded():
@@ -410,6 +414,7 @@ class FleetController:
     def _pass(self) -> None:
         """Decide on every rollout, and act."""
         begun_s = self._ports.clock.monotonic()
+        self._compare_clocks()
         self._news_s = self._again_s = math.inf
         self._rests.wake()
         rollouts = self._world.rollouts()
@@ -427,11 +432,22 @@ class FleetController:
         # Remove due times that this pass did not handle: the next decision on the rollout sets them again.
         self._shown_soon = {uid: due_s for uid, due_s in self._shown_soon.items() if due_s > begun_s}
 
+    def _compare_clocks(self) -> None:
+        """If the wall clock was set, the time of all nodes under way begins again: it fails none of them."""
+        wall_s = self._ports.clock.wall()
+        offset_s = wall_s - self._ports.clock.monotonic()
+        if abs(offset_s - self._offset_s) > CLOCK_SET_S:
+            self._ports.reporter.warn(
+                f"the clock was set by {offset_s - self._offset_s:.0f} s: nodes get their time again"
+            )
+            self._clock_s = wall_s
+        self._offset_s = offset_s
+
     def _decide(self, rollout: RolloutObject, policy: RolloutPolicy) -> None:
         clock = self._ports.clock
         now_s, begun_s = clock.wall(), clock.monotonic()
         unmade, blocked = self._acting.unmade.get(rollout.key, ""), self._acting.blocked()
-        fleet = self._world.fleet(rollout, policy, unmade, blocked)
+        fleet = self._world.fleet(rollout, policy, unmade, blocked, self._clock_s)
         decision = self._advance(fleet, now_s)
         self._figures[rollout.key] = figures(fleet, decision, clock.monotonic() - begun_s)
         if decision.again_s is not None:

@@ -30,10 +30,12 @@ from driver_manager.domain.fleet.spec import (
     Fleet,
     FleetNode,
     GatePod,
+    NodeRecord,
     Revision,
     RolloutObject,
     RolloutPolicy,
     TaskPod,
+    UpgradeState,
 )
 from driver_manager.domain.fleet.state import TASKS, MarkNode, release
 from driver_manager.domain.text import several
@@ -42,6 +44,7 @@ from driver_manager.domain.wire import decimal
 F = TypeVar("F", bound=Fact)
 P = TypeVar("P", DriverPod, TaskPod)
 NODES = Subject(FactKind.NODES)
+MOST_VANISHED = 1000
 
 
 def is_older(version: str, than: str) -> bool:
@@ -73,6 +76,8 @@ class FleetCache:
         self._rooms: dict[Subject, _Room] = {}
         self._ended: set[str] = set()
         self._doubted: set[str] = set()
+        self._known: set[str] = set()
+        self._vanished: dict[str, FleetNode] = {}
 
     # Changes
 
@@ -123,10 +128,12 @@ class FleetCache:
         if known is not None and is_older(item.version, known.version):
             return False
         room.items[item.name] = item
+        if isinstance(item.fact, FleetNode):
+            self._known.add(item.uid)
         if known is None:
             return True
         if known.uid != item.uid:
-            self._drop(known.uid)
+            self._drop(known)
             return True
         if known.version == item.version:
             return False
@@ -140,12 +147,29 @@ class FleetCache:
         if known is None or is_older(version, known.version):
             return False
         del room.items[name]
-        self._drop(known.uid)
+        self._drop(known)
         return True
 
-    def _drop(self, uid: str) -> None:
-        self._ended.discard(uid)
-        self._doubted.discard(uid)
+    def _drop(self, item: Item) -> None:
+        """Forget an object that is gone; of a Node that was under way or had failed, keep what was last seen."""
+        self._ended.discard(item.uid)
+        self._doubted.discard(item.uid)
+        node = item.fact
+        if isinstance(node, FleetNode) and node.record is not None and self._was_disturbed(node, node.record):
+            self._vanished[node.uid] = node
+            while len(self._vanished) > MOST_VANISHED:
+                del self._vanished[next(iter(self._vanished))]
+
+    def _was_disturbed(self, node: FleetNode, record: NodeRecord) -> bool:
+        """True if the node has failed, or is under way and its driver was restarted: its old pod is gone, or ends."""
+        if node.state_word == UpgradeState.FAILED.value:
+            return True
+        pods = (item.fact for room in self._rooms.values() for item in room.items.values())
+        is_untouched = any(
+            isinstance(pod, DriverPod) and pod.uid == record.pod and not pod.is_deleting and pod.uid not in self._ended
+            for pod in pods
+        )
+        return node.state_word in UNDER_WAY_WORDS and not is_untouched
 
     # Reads
 
@@ -199,14 +223,21 @@ class FleetCache:
         return tuple(sorted({room.lost for room in self._rooms.values() if room.lost}))
 
     def fleet(
-        self, rollout: RolloutObject, policy: RolloutPolicy, unmade: str = "", blocked: Mapping[str, str] | None = None
+        self,
+        rollout: RolloutObject,
+        policy: RolloutPolicy,
+        unmade: str = "",
+        blocked: Mapping[str, str] | None = None,
+        clock_s: float = 0.0,
     ) -> Fleet:
-        """The facts for one decision on `rollout`; `unmade` and `blocked` are those of Fleet."""
+        """The facts for one decision on `rollout`; `unmade`, `blocked` and `clock_s` are those of Fleet."""
         daemon_set = self._daemon_set(policy)
         pods, revisions = list[DriverPod](), list[Revision]()
         if daemon_set is not None:
             pods += self._pods(self._driver_pods(daemon_set), DriverPod, daemon_set.uid)
             revisions += self._facts(self.of(FactKind.REVISIONS), Revision, daemon_set.uid)
+        for lost in rollout.memory.lost:
+            self._vanished.pop(lost.uid, None)
         return Fleet(
             policy=policy,
             memory=rollout.memory,
@@ -223,6 +254,9 @@ class FleetCache:
             unmade=unmade,
             blocked=blocked or {},
             clears_first=self._clears_first,
+            vanished=tuple(self._vanished.values()),
+            forgotten=tuple(one for one in rollout.memory.seen if one.uid not in self._known),
+            clock_s=clock_s,
         )
 
     def orphans(self) -> list[MarkNode]:
@@ -236,7 +270,7 @@ class FleetCache:
         return [
             release(node)
             for node in self._facts(NODES, FleetNode)
-            if node.record is not None and node.upgrade in UNDER_WAY_WORDS and not node.is_operated
+            if node.record is not None and node.state_word in UNDER_WAY_WORDS and not node.is_operated
             if node.record.rollout.startswith(f"{self._namespace}/") and node.record.rollout not in rollouts
         ]
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from driver_manager.domain import events
 from driver_manager.domain.fleet.nodes import (
+    BROKEN,
     IN_NO_WAVE,
     Starts,
     gates_by_node,
@@ -23,7 +24,15 @@ from driver_manager.domain.fleet.nodes import (
     restart,
     starts,
 )
-from driver_manager.domain.fleet.spec import Fleet, OnHalt, RevisionHistory, RolloutState, Task, UpgradeState
+from driver_manager.domain.fleet.spec import (
+    Fleet,
+    LostNode,
+    OnHalt,
+    RevisionHistory,
+    RolloutState,
+    Task,
+    UpgradeState,
+)
 from driver_manager.domain.fleet.state import (
     Act,
     Announce,
@@ -50,7 +59,9 @@ from driver_manager.domain.fleet.waves import (
     preflight_checks,
     preflight_findings,
     turn,
+    wave_history,
     wave_name,
+    waves_to_keep,
 )
 from driver_manager.domain.text import several
 
@@ -88,7 +99,9 @@ def _node(standing: NodeStatus, view: View) -> NodeView:
     if verdict.place is NodePhase.UNDER_WAY and name in blocked:
         reason = f"cannot continue: {blocked[name]}"
     since_s = record.since_s if record is not None else None
-    return NodeView(name, verdict.place, standing.wave, reason, since_s, view.checks.shown.get(name))
+    is_restarted = member.is_for(view.seen.terms.target) and not member.is_untouched
+    preflight = view.checks.shown.get(name)
+    return NodeView(name, verdict.place, standing.wave, reason, since_s, preflight, member.node.uid, is_restarted)
 
 
 def _aside_words(view: View) -> Caption | None:
@@ -174,6 +187,11 @@ def _short_of_nodes(view: View) -> Caption | None:
     return Caption(Phase.WAITING_FOR_NODES, "MaxUnavailable", why) if why else None
 
 
+def _not_whole(view: View) -> Caption | None:
+    why = view.starts.not_whole
+    return Caption(Phase.WAITING_FOR_NODES, "UnitNotWhole", why) if why else None
+
+
 def _failed(view: View) -> Caption | None:
     if not view.by_place[NodePhase.FAILED]:
         return None
@@ -205,6 +223,7 @@ OUTLOOK_GUARDS: tuple[Callable[[View], Caption | None], ...] = (
     _never,
     _blocked,
     _short_of_nodes,
+    _not_whole,
     _failed,
     _left_out,
     _without_pod,
@@ -281,7 +300,10 @@ def last_good(fleet: Fleet, target: str) -> str:
     """The last revision other than `target` that the whole fleet served and that still exists, "" without one."""
     there = {revision.hash for revision in fleet.revisions} - {target} - set(fleet.memory.failed)
     complete = [past.revision for past in fleet.memory.history if past.outcome == COMPLETE]
-    return next((name for name in (fleet.memory.good, *reversed(complete)) if name in there), "")
+    # An object that was created again has no history: the only other revision that serves was good.
+    serving = {pod.revision for pod in fleet.pods if pod.is_ready and pod.revision != target}
+    found = serving if not (fleet.memory.good or complete) and len(serving) == 1 else ()
+    return next((name for name in (fleet.memory.good, *reversed(complete), *found) if name in there), "")
 
 
 def named_revision(fleet: Fleet, wanted: str) -> str:
@@ -300,6 +322,7 @@ def _decided(memory: RolloutState, target: str, to: str) -> RolloutState:
 HALTED, SUPERSEDED = "halted", "superseded"
 """Outcomes in the history: too many nodes failed; a newer revision came before all nodes served this one."""
 
+MOST_LOST = 200
 MOST_KEPT = 10
 """Maximum entries of the history: the default revisionHistoryLimit of a DaemonSet."""
 
@@ -311,7 +334,8 @@ def remember(memory: RolloutState, view: View, shown: Caption) -> tuple[RolloutS
     if memory.target != target:
         past = tuple(_ended(one, now_s, SUPERSEDED) for one in memory.history)
         key = f"{target}/{past[-1].began_s if past else 0:.0f}"
-        memory = replace(memory, target=target, history=(*past, RevisionHistory(target, now_s))[-MOST_KEPT:])
+        history = (*past, RevisionHistory(target, now_s))[-MOST_KEPT:]
+        memory = replace(memory, target=target, history=history, lost=(), retried="")
         if phase is not Phase.COMPLETE:
             told.append(Announce(events.ROLLOUT_STARTED, f"Rollout of revision {target} started", key))
     last = memory.history[-1] if memory.history else RevisionHistory(target, now_s)
@@ -330,7 +354,47 @@ def remember(memory: RolloutState, view: View, shown: Caption) -> tuple[RolloutS
         last = replace(last, ended_s=None, outcome=HALTED)
     elif phase is not Phase.HALTED and last.outcome == HALTED:
         last = replace(last, outcome="")
-    return replace(memory, history=(*memory.history[:-1], last)), told
+    before = {one.uid for one in memory.lost}
+    for one in view.seen.lost:
+        if one.uid not in before:
+            text = f"Node {one.name} disappeared during the rollout of revision {target}: {one.doing}"
+            told.append(Announce(events.ROLLOUT_NODE_LOST, text, f"{target}/{one.uid}", is_warning=True))
+    is_retried = view.seen.terms.fleet.wishes.retry == target
+    return replace(
+        memory,
+        history=(*memory.history[:-1], last),
+        lost=tuple(view.seen.lost)[-MOST_LOST:],
+        waves=waves_to_keep(view.seen),
+        retried=target if is_retried else memory.retried,
+    ), told
+
+
+def lost_nodes(fleet: Fleet, target: str, now_s: float) -> tuple[LostNode, ...]:
+    """The nodes that disappeared during the rollout of the target, since a retry of it was last requested."""
+    memory, there = fleet.memory, {node.uid for node in fleet.nodes}
+    is_same = memory.target == target
+    is_forgiven = is_same and fleet.wishes.retry == target != memory.retried
+    found = {one.uid: one for one in memory.lost} if is_same and not is_forgiven else {}
+    for node in fleet.vanished:
+        record = node.record
+        if (
+            record is None
+            or record.rollout != fleet.rollout
+            or record.revision != target
+            or node.uid in {*found, *there}
+        ):
+            continue
+        is_late = now_s >= record.since_s + fleet.policy.node_timeout_s
+        broken = node.driver_state if node.driver_state in BROKEN else None
+        has_failed = node.state_word == UpgradeState.FAILED.value or is_late or broken is not None or not node.is_ready
+        why = f"the node reports {broken.value}" if broken is not None else "" if node.is_ready else "it was not Ready"
+        found[node.uid] = LostNode(
+            node.name, node.uid, now_s, record.reason or why or "waited for its driver", has_failed
+        )
+    for one in fleet.forgotten if is_same and not is_forgiven else ():
+        if one.uid not in {*found, *there} and (one.has_failed or one.is_restarted):
+            found[one.uid] = LostNode(one.name, one.uid, now_s, one.reason, one.has_failed)
+    return tuple(found.values())
 
 
 def _ended(past: RevisionHistory, now_s: float, outcome: str) -> RevisionHistory:
@@ -395,17 +459,19 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
     seen = survey(fleet, now_s)
     view = view_of(seen)
     shown = next(found for guard in OUTLOOK_GUARDS if (found := guard(view)) is not None)
+    paced = pace(seen, shown.phase)
     settled, moments = _settled(seen)
     memory, told = fleet.memory, list[Act]()
     if not seen.is_aside:
         memory, back = way_back(seen)
         memory, announced = remember(memory, view, shown)
+        memory = replace(memory, node_s=float(round(paced.node_s)) if paced.node_s else memory.node_s)
         memory, passed = milestones(memory, view, shown)
         told = [*back, *announced, *passed]
     return FleetDecision(
         acts=(*settled, *view.starts.acts, *told, *view.checks.acts) if fleet.daemon_set is not None else (),
         memory=memory,
-        outlook=outlook(view, shown, pace(seen, shown.phase)),
+        outlook=outlook(view, shown, paced),
         again_s=_next(now_s, (*moments, *_waits(seen, shown.phase))),
     )
 
@@ -424,14 +490,15 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
         revisions=frozenset(revision.hash for revision in fleet.revisions),
     )
     verdicts = [place(member, terms) for member in members]
-    assigned = assign_waves(members, verdicts, fleet.policy, target)
+    assigned = assign_waves(members, verdicts, fleet.policy, target, wave_history(fleet.memory, target))
     standings = [
         NodeStatus(member, verdict if wave or verdict.place is not NodePhase.WAITING else IN_NO_WAVE, wave)
         for member, verdict, wave in zip(members, verdicts, assigned.numbers, strict=True)
     ]
     failed = [one for one in standings if one.verdict.place is NodePhase.FAILED]
     failing = [one for one in standings if one.verdict.fails and one.member.is_for(target)]
-    seen = Survey(terms, standings, turn(standings, terms), assigned.unmatched, [*failed, *failing])
+    lost = lost_nodes(fleet, target, now_s)
+    seen = Survey(terms, standings, turn(standings, terms), assigned.unmatched, [*failed, *failing], lost)
     hold = next((found for guard in HOLD_GUARDS if (found := guard(seen)) is not None), None)
     return replace(seen, hold=hold)
 
@@ -469,7 +536,8 @@ def pace(seen: Survey, phase: Phase) -> Pace:
         if (record := one.member.record) is not None and one.member.state is UpgradeState.DONE
     ]
     took = [(record.revision == target, record.since_s - record.began_s) for _, record in done]
-    node_s = _median([s for is_target, s in took if is_target and s > 0]) or _median([s for _, s in took if s > 0])
+    node_s = _median([s for is_target, s in took if is_target and s > 0])
+    node_s = node_s or seen.terms.fleet.memory.node_s or _median([s for _, s in took if s > 0])
     # An outage counts if it is over and began after the node was taken for the target.
     outages = [
         node.window.seconds

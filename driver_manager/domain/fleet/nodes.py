@@ -30,9 +30,11 @@ from driver_manager.domain.fleet.spec import (
     PreflightMode,
     Task,
     TaskPod,
+    UnitMode,
     UpgradeState,
 )
 from driver_manager.domain.fleet.state import (
+    STATE_WORDS,
     Act,
     Announce,
     DeletePod,
@@ -70,10 +72,12 @@ WAITING = NodeDecision(NodePhase.WAITING, "", wants_turn=True)
 IN_NO_WAVE = NodeDecision(
     NodePhase.LEFT_OUT, "is in no wave: none matches it, or those that match have all their nodes"
 )
+SKIPPED = "a label excludes it"
 TAKEN = "a run has left the node taken: `driver-manager restore` releases it"
 """Reason for a node whose driver serves while its run still holds it: the rollout cannot release it."""
 
-_BROKEN = frozenset({NodeState.HELD, NodeState.WEDGED})
+REBOOTS = "reboots"
+BROKEN = frozenset({NodeState.HELD, NodeState.WEDGED})
 
 
 def place(member: Member, terms: Terms) -> NodeDecision:
@@ -86,7 +90,9 @@ def _serving(member: Member, terms: Terms) -> NodeDecision | None:
     pod, node = member.pod, member.node
     if pod is None or pod.revision != terms.target or not pod.is_ready or pod.is_deleting or node.record_problem:
         return None
-    return DONE if not node.upgrade or member.state is UpgradeState.DONE else None
+    if node.driver_state in BROKEN and _late(member, pod, terms) is not None:
+        return None
+    return DONE if member.state is UpgradeState.DONE or not node.state_word else None
 
 
 def _foreign(member: Member, terms: Terms) -> NodeDecision | None:
@@ -107,6 +113,10 @@ def _taken(member: Member, terms: Terms) -> NodeDecision | None:
     if record is None or not member.is_taken:
         return None
     return next(verdict for case in JUDGE_CASES if (verdict := case(member, record, terms)) is not None)
+
+
+def _skipped(member: Member, terms: Terms) -> NodeDecision | None:
+    return _left_out(SKIPPED if member.node.is_skipped else "")
 
 
 def _failed(member: Member, terms: Terms) -> NodeDecision | None:
@@ -131,7 +141,7 @@ def _why_not_repaired(member: Member, terms: Terms) -> str:
     """Why a failed node does not serve the target revision yet, "" if it does."""
     pod = member.pod
     is_serving = pod is not None and pod.revision == terms.target and member.has_ready_pod
-    if not is_serving or member.node.driver_state in _BROKEN:
+    if not is_serving or member.node.driver_state in BROKEN:
         return "its driver does not serve"
     if member.node.is_taken_by_run:
         return TAKEN
@@ -140,12 +150,39 @@ def _why_not_repaired(member: Member, terms: Terms) -> str:
 
 def _has_target(member: Member, terms: Terms) -> NodeDecision | None:
     """The pod has the target revision already: the node was upgraded, or another writer deleted its old pod."""
-    if member.pod is None or member.pod.revision != terms.target:
+    pod = member.pod
+    if pod is None or pod.revision != terms.target:
         return None
-    if _was_upgraded(member, terms):
-        return DONE
+    is_broken = member.node.driver_state in BROKEN
+    late = _late(member, pod, terms) if is_broken or not member.has_ready_pod else None
+    if late is not None and late.place is NodePhase.FAILED:
+        return late
+    until_s = late.until_s if late is not None else None
+    if _was_upgraded(member, terms) or (is_broken and member.has_ready_pod and not member.node.state_word):
+        return replace(DONE, until_s=until_s)
     is_stranded = member.has_ready_pod and member.node.is_taken_by_run
-    return _left_out(f"has the target revision already, but {TAKEN if is_stranded else 'does not serve yet'}")
+    why = f"has the target revision already, but {TAKEN if is_stranded else 'does not serve yet'}"
+    return NodeDecision(NodePhase.LEFT_OUT, f"{why}{': ' if pod.why_waiting else ''}{pod.why_waiting}", until_s=until_s)
+
+
+def _late(member: Member, pod: DriverPod, terms: Terms) -> NodeDecision | None:
+    """A node that has the target revision and does not serve it fails after the node timeout; DONE until then.
+
+    The rollout has not restarted its pod, as on a node that has joined. None where that says nothing about the
+    revision: all nodes have served it before, the Node is not Ready, or others handle the node.
+    """
+    node = member.node
+    if terms.fleet.memory.good == terms.target or not node.is_ready or pod.is_deleting or not pod.made_s:
+        return None
+    until_s = max(node.ready_s, pod.made_s) + terms.policy.node_timeout_s
+    if terms.now_s < until_s:
+        return replace(DONE, until_s=until_s)
+    state, why = node.driver_state, pod.why_waiting
+    said = f": {why}" if why else ""
+    if state is not None and state in BROKEN:
+        said = f": the node reports {state.value}: {node.outcome or 'no outcome'}"
+    reason = f"has the target revision, and does not serve it within {spoken(terms.policy.node_timeout_s)}{said}"
+    return NodeDecision(NodePhase.FAILED, reason, wants_turn=node.wants_retry and not why_unfit(member))
 
 
 def _has_left(member: Member, terms: Terms) -> NodeDecision | None:
@@ -184,6 +221,7 @@ PHASE_CASES: tuple[Callable[[Member, Terms], NodeDecision | None], ...] = (
     _foreign,
     _no_longer_placed,
     _taken,
+    _skipped,
     _failed,
     _has_target,
     _has_left,
@@ -222,9 +260,10 @@ def _operated(member: Member) -> str:
 
 def _foreign_word(member: Member) -> str:
     word = member.node.upgrade
-    if not word or member.state is UpgradeState.DONE:
+    state = STATE_WORDS.get(word)
+    if not word or state is UpgradeState.DONE:
         return ""
-    is_ours = member.state is not None and member.node.record is not None
+    is_ours = state is not None and member.node.record is not None
     return "" if is_ours else f"its upgrade-state label is {word}, which this rollout did not write"
 
 
@@ -233,7 +272,7 @@ FOREIGN: tuple[Callable[[Member], str], ...] = (_unreadable, _another_rollout, _
 UNFIT: tuple[tuple[str, Callable[[Member], bool]], ...] = (
     ("has no driver pod", lambda one: one.pod is None and not one.node.wants_retry),
     ("its driver pod is being deleted", lambda one: one.pod is not None and one.pod.is_deleting),
-    ("a label excludes it", lambda one: one.node.is_skipped),
+    (SKIPPED, lambda one: one.node.is_skipped),
     ("the Node is not Ready", lambda one: not one.node.is_ready),
     # A run's own cordon does not count: a failed run keeps it, and the next revision may repair that node.
     ("is cordoned by somebody else", lambda one: one.node.unschedulable and not one.node.is_cordoned_by_run),
@@ -261,7 +300,7 @@ def _untouched(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision
     pod, limit_s = member.pod, terms.policy.node_timeout_s
     if pod is None or not member.is_untouched:
         return None
-    until_s = record.since_s + limit_s
+    until_s = terms.begun_s(record.since_s) + limit_s
     cleared = _judge_clearing(member, record, terms)
     if cleared is not None:
         return cleared
@@ -282,13 +321,13 @@ def _no_new_pod(member: Member, record: NodeRecord, terms: Terms) -> NodeDecisio
 def _broken(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
     """The node's own run, or its health-watch, reports that the driver does not serve."""
     node, state = member.node, member.node.driver_state
-    if state is None or state not in _BROKEN or not _is_news(member, record):
+    if state is None or state not in BROKEN or not _is_news(member, record):
         return None
     return _failing(member, record, terms, f"the node reports {state.value}: {node.outcome or 'no outcome'}")
 
 
 def _reboot(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    """A run of the boot in which the node was taken requires a reboot. The wait for an approval has no time limit."""
+    """A run of the boot in which the node was taken requires a reboot. The node's time counts from its grant."""
     node, policy = member.node, terms.policy
     if node.driver_state is not NodeState.REBOOT_REQUIRED or not _is_news(member, record):
         return None
@@ -300,9 +339,17 @@ def _reboot(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | 
             _mark(member, record, terms, UpgradeState.REBOOT, why), approves_reboot=policy.approves_reboots
         )
         return NodeDecision(NodePhase.UNDER_WAY, why, (marked,))
-    if policy.approves_reboots:
-        return _bounded(member, record, terms, policy.node_timeout_s, "waits for its reboot")
-    return NodeDecision(NodePhase.UNDER_WAY, "waits for somebody to approve its reboot")
+    if node.is_rebooting:
+        if record.reason != REBOOTS:
+            return NodeDecision(
+                NodePhase.UNDER_WAY, REBOOTS, (_mark(member, record, terms, UpgradeState.REBOOT, REBOOTS),)
+            )
+        return _bounded(member, record, terms, policy.node_timeout_s, REBOOTS)
+    if policy.approves_reboots or node.is_reboot_approved:
+        why = "waits for the rebooter: for its slot, its window or the node's uptime"
+    else:
+        why = "waits for somebody to approve its reboot"
+    return NodeDecision(NodePhase.UNDER_WAY, why)
 
 
 def _other_revision(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
@@ -379,7 +426,7 @@ def _next_state(member: Member, record: NodeRecord, terms: Terms, state: Upgrade
 
 def _bounded(member: Member, record: NodeRecord, terms: Terms, limit_s: float, why: str) -> NodeDecision:
     """Wait for `limit_s` seconds from the start of the node's state, then fail."""
-    until_s = record.since_s + limit_s
+    until_s = terms.begun_s(record.since_s) + limit_s
     if terms.now_s >= until_s:
         return _failing(member, record, terms, f"not done within {spoken(limit_s)}: {why}")
     return NodeDecision(NodePhase.UNDER_WAY, why, until_s=until_s)
@@ -454,7 +501,7 @@ def _without_clear_pod(member: Member, record: NodeRecord, terms: Terms, driver:
         PodMaker(terms.fleet, record.revision, Task.CLEAR)
     except TemplateUnusable as error:
         return _failing(member, record, terms, f"it cannot be cleared: {error.what}")
-    until_s, unmade = record.since_s + terms.policy.node_timeout_s, terms.fleet.unmade
+    until_s, unmade = terms.begun_s(record.since_s) + terms.policy.node_timeout_s, terms.fleet.unmade
     if terms.now_s >= until_s and (unmade or record.reason == TAKEN_AGAIN):
         return _failing(member, record, terms, f"it could not be cleared: {unmade or GONE}")
     why = f"will be cleared{': ' if unmade else ''}{unmade}"
@@ -472,7 +519,7 @@ def _cleared(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, dri
     why = "is cleared; its driver pod will be deleted"
     if member.node.is_ready:
         return NodeDecision(NodePhase.UNDER_WAY, why, untouched=Untouched(record, driver, has_begun=True))
-    until_s = record.since_s + terms.policy.node_timeout_s
+    until_s = terms.begun_s(record.since_s) + terms.policy.node_timeout_s
     if terms.now_s >= until_s:
         return _failing(member, record, terms, f"{why}, but the Node is not Ready")
     return NodeDecision(NodePhase.UNDER_WAY, f"{why} once the Node is Ready", until_s=until_s)
@@ -490,7 +537,7 @@ def _not_cleared_yet(member: Member, record: NodeRecord, terms: Terms, pod: Task
     else:
         why = f"is being cleared{': ' if pod.why_waiting else ''}{pod.why_waiting}"
     limit_s = terms.policy.node_timeout_s
-    until_s, again_s = record.since_s + limit_s, (pod.ended_s or pod.made_s) + AGAIN_S
+    until_s, again_s = terms.begun_s(record.since_s) + limit_s, (pod.ended_s or pod.made_s) + AGAIN_S
     if terms.now_s >= until_s:
         return _failing(member, record, terms, f"not cleared within {spoken(limit_s)}: {why}")
     is_free = not member.node.is_taken_by_run or (_is_back(record, driver, terms) and _is_alive(pod))
@@ -608,7 +655,7 @@ def restart(member: Member, found: Untouched, seen: Survey) -> tuple[tuple[Act, 
     record, terms = found.record, seen.terms
     if found.has_begun:
         return (() if seen.is_aside else (_next_of_taken(member, found, terms),)), None
-    stale_s = record.since_s + STALE_S
+    stale_s = terms.begun_s(record.since_s) + STALE_S
     is_stale = terms.now_s >= stale_s
     is_unwanted = record.revision != terms.target or bool(why_unfit(member))
     if is_stale and (is_unwanted or seen.hold is not None):
@@ -633,7 +680,7 @@ def _given_up(member: Member, pod: TaskPod | None) -> tuple[Act, ...]:
 def _next_of_taken(member: Member, found: Untouched, terms: Terms) -> Act:
     """Clear the node if that comes first, else delete its pod. After the node timeout, take the node again."""
     node, record, pod, now_s = member.node, found.record, found.pod, terms.now_s
-    is_late = now_s >= record.since_s + terms.policy.node_timeout_s
+    is_late = now_s >= terms.begun_s(record.since_s) + terms.policy.node_timeout_s
     if is_late and (found.is_to_be_cleared or not found.has_begun):
         taken = replace(record, began_s=now_s, since_s=now_s, reason=TAKEN_AGAIN, outcome_s=node.outcome_s or 0.0)
         return MarkNode(node.name, node.resource_version, UpgradeState.RESTART, taken)
@@ -650,14 +697,16 @@ BEGINS = "starts now"
 class Starts(Struct):
     """The marks of the nodes that start, each candidate's reason by name, and why a unit can `never` start.
 
-    `short_of_nodes` is why the first node waits because of maxUnavailable. `blocked` are the nodes that could start but
-    for which requests fail: they do not count for the budget.
+    `short_of_nodes` is why the first node waits because of maxUnavailable, `not_whole` why the first unit waits that
+    has a node which cannot start. `blocked` are the nodes that could start but for which requests fail: they do not
+    count for the budget.
     """
 
     acts: list[MarkNode] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     never: str = ""
     short_of_nodes: str = ""
+    not_whole: str = ""
     blocked: list[str] = field(default_factory=list)
 
 
@@ -696,6 +745,8 @@ def starts(seen: Survey, unchecked: Mapping[str, str]) -> Starts:
             found.acts += [begin(standing, terms) for standing in nodes]
             if unit:
                 busy[unit] = nodes[0].member.node.name
+        elif is_busy and units is not None and units.mode is UnitMode.TOGETHER:
+            found.not_whole = found.not_whole or why
         found.reasons |= {standing.member.node.name: why or BEGINS for standing in nodes}
         if budget.is_refused_for_away:
             found.short_of_nodes = found.short_of_nodes or why

@@ -124,7 +124,7 @@ def request_retry_of_revision(fleet: Fleet, now_s: float) -> Request:
     target, memory = seen.terms.target, fleet.memory
     if memory.undo_to and memory.undo_from == target:
         raise ConfigError(f"the rollout goes back from revision {target} now", LOOK)
-    if target not in memory.failed:
+    if target not in memory.failed and not seen.lost:
         raise ConfigError(
             f"revision {target} was not halted or undone before",
             "Retry failed nodes by their names: `driver-manager rollout retry NODE`.",

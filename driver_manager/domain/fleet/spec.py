@@ -36,7 +36,8 @@ class NodeRecord(Struct, frozen=True):
     `rollout` is the namespace/name of the object; `wave` counts from 1. `began_s` is the start of this node's upgrade
     to `revision`, and `since_s` the start of its current state, for `reason`. `pod` is the uid of the driver pod to be
     replaced, and `boot_id` the boot id, both at the start. `outcome_s` is the end of the node's last run before the
-    start, by the clock of the node: 0 without one, None in records of earlier versions.
+    start, by the clock of the node: 0 without one, None in records of earlier versions. `state` is the upgrade's: an
+    operator may remove the label that shows it; "" in records of earlier versions, whose label counts.
     """
 
     rollout: str
@@ -48,6 +49,7 @@ class NodeRecord(Struct, frozen=True):
     since_s: Annotated[float, Part("since")]
     reason: Annotated[str, Part(is_omitted=True)] = ""
     outcome_s: Annotated[float | None, Part("outcome", is_omitted=True)] = None
+    state: Annotated[str, Part(is_omitted=True)] = ""
 
 
 class NodeRecordUnreadable(ConfigError):
@@ -268,7 +270,9 @@ class FleetNode(Struct, frozen=True):
     manages the node's upgrades. `driver_state` is shown by the node's own runs, None without it; `outcome` is the
     message of the last run, and `outcome_s` its end, None if unknown. `is_taken_by_run`: the node has the journal of a
     run; `is_cordoned_by_run`: the journal has the cordon; `cleared_by` is the uid of the pod whose run has cleared the
-    node, from the journal. `window` is the last outage that a run or health-watch has shown.
+    node, from the journal. `window` is the last outage that a run or health-watch has shown. `ready_s` is when the Node
+    became Ready, 0 if unknown. `is_rebooting`: a rebooter was granted a reboot, which is not over; before that,
+    `is_reboot_approved`.
     """
 
     name: str
@@ -292,6 +296,14 @@ class FleetNode(Struct, frozen=True):
     is_taken_by_run: bool = False
     cleared_by: str = ""
     window: Outage | None = None
+    ready_s: float = 0.0
+    is_rebooting: bool = False
+    is_reboot_approved: bool = False
+
+    @property
+    def state_word(self) -> str:
+        """The state of the upgrade, by the record if that has it, else by the label; "" for none."""
+        return self.record.state if self.record is not None and self.record.state else self.upgrade
 
 
 class DriverPod(Struct, frozen=True):
@@ -386,6 +398,42 @@ class RevisionHistory(Struct, frozen=True):
     outcome: str = ""
 
 
+class LostNode(Struct, frozen=True):
+    """A node that disappeared while it was under way for the target, after its driver was restarted, or failed.
+
+    `doing` is the reason that it had. `has_failed`: it counts as failed.
+    """
+
+    name: str
+    uid: str
+    at_s: float
+    doing: str
+    has_failed: bool
+
+
+class SeenNode(Struct, frozen=True):
+    """A node as the status last showed it, under way (`is_restarted`: with its driver restarted) or failed."""
+
+    name: str
+    uid: str
+    reason: str
+    has_failed: bool
+    is_restarted: bool
+
+
+class WaveHistory(Struct, frozen=True):
+    """What does not depend on the Nodes that exist now: the size of a wave of `percent` of the fleet when it began.
+
+    `ended_s` is its end, since when it soaks; `soaked_s` is what it has soaked before its last node disappeared.
+    """
+
+    number: int
+    percent: int | None = None
+    size: int | None = None
+    ended_s: float | None = None
+    soaked_s: float = 0.0
+
+
 class RolloutState(Struct, frozen=True):
     """What the object's status keeps in addition to the Nodes. No node's safety depends on it.
 
@@ -393,6 +441,9 @@ class RolloutState(Struct, frozen=True):
     request. `history` has the newest last. `undone` is the id of the last undo request that was done. While `undo_to`
     is set and the newest revision is `undo_from`, the DaemonSet gets the template of `undo_to`; the status is written
     first, so a new controller completes the undo, once. `announced` is the last milestone of the waves with an Event.
+
+    `lost`, `waves` and `retried` are about the target: `retried` is the target once a request to retry it was seen,
+    which forgives the losses until then. `node_s` is the median duration of a node. `seen` is what the status shows.
     """
 
     target: str = ""
@@ -403,6 +454,11 @@ class RolloutState(Struct, frozen=True):
     undo_from: str = ""
     undo_to: str = ""
     announced: str = ""
+    lost: tuple[LostNode, ...] = ()
+    waves: tuple[WaveHistory, ...] = ()
+    retried: str = ""
+    node_s: float | None = None
+    seen: tuple[SeenNode, ...] = ()
 
 
 class Requests(Struct, frozen=True):
@@ -425,7 +481,10 @@ class Fleet(Struct, frozen=True):
     `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this object,
     which identifies its records, and `rollout_uid` its uid. `task_pods` are those that it created; `unmade` is why the
     API server refused the last one, "" if it did not. `clears_first`: a node is cleared before its driver pod is
-    deleted. `blocked` has, by name of a node, why the controller's last attempt to change it failed.
+    deleted. `blocked` has, by name of a node, why the controller's last attempt to change it failed. `vanished` are
+    Nodes that disappeared under way, after their driver was restarted, or failed, as they were last seen; `forgotten`
+    are those that the status shows and that disappeared before this controller led. The time of what began before
+    `clock_s` counts from then: the clock was set.
     """
 
     policy: RolloutPolicy
@@ -443,6 +502,9 @@ class Fleet(Struct, frozen=True):
     unmade: str = ""
     clears_first: bool = False
     blocked: Mapping[str, str] = field(default_factory=dict)
+    vanished: tuple[FleetNode, ...] = ()
+    forgotten: tuple[SeenNode, ...] = ()
+    clock_s: float = 0.0
 
 
 GROUP = "driver-manager.rebellions.ai"
@@ -574,7 +636,40 @@ def memory_of(status: Mapping[str, Any]) -> RolloutState:
         undo_from=_text(undoing, "from"),
         undo_to=_text(undoing, "to"),
         announced=_text(status, "announced"),
+        lost=tuple(lost for one in _list(status, "lost") if (lost := _lost(_object(one))) is not None),
+        waves=tuple(wave for one in _list(status, "waveHistory") if (wave := _wave(_object(one))) is not None),
+        retried=_text(status, "retried"),
+        node_s=_number(status, "nodeSeconds") or None,
+        seen=(*_seen(status, "failures", has_failed=True), *_seen(status, "underWay", has_failed=False)),
     )
+
+
+def _seen(status: Mapping[str, Any], key: str, *, has_failed: bool) -> Iterator[SeenNode]:
+    for one in map(_object, _list(status, key)):
+        if _text(one, "uid"):
+            is_restarted = one.get("restarted") is True
+            yield SeenNode(_text(one, "node"), _text(one, "uid"), _text(one, "reason"), has_failed, is_restarted)
+
+
+def _lost(one: Mapping[str, Any]) -> LostNode | None:
+    at_s = seconds_of(_text(one, "at"))
+    if at_s is None or not _text(one, "uid"):
+        return None
+    return LostNode(_text(one, "node"), _text(one, "uid"), at_s, _text(one, "reason"), one.get("failed") is True)
+
+
+def _wave(one: Mapping[str, Any]) -> WaveHistory | None:
+    number = one.get("number")
+    if type(number) is not int:
+        return None
+    percent, size = (one[key] if type(one.get(key)) is int else None for key in ("percent", "size"))
+    return WaveHistory(number, percent, size, seconds_of(_text(one, "ended")), _number(one, "soaked") or 0.0)
+
+
+def _number(body: Mapping[str, Any], key: str) -> float | None:
+    """A whole number of seconds from 0."""
+    value = body.get(key)
+    return float(value) if type(value) is int and 0 <= value <= MAX_DURATION_S else None
 
 
 def _wishes(reader: Reader, annotations: Any) -> Requests:

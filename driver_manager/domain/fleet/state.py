@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet.spec import (
@@ -141,7 +142,8 @@ class NodePreflight(Struct, frozen=True):
 class NodeView(Struct, frozen=True):
     """A node in the rollout: its phase, its wave (from 1; 0 for none) and the reason.
 
-    `preflight` is None if there is none for the target revision, or its result was removed.
+    `is_restarted`: its driver was restarted for the target. `preflight` is None if there is none for the target
+    revision, or its result was removed.
     """
 
     name: str
@@ -150,15 +152,21 @@ class NodeView(Struct, frozen=True):
     reason: str
     since_s: float | None = None
     preflight: NodePreflight | None = None
+    uid: str = ""
+    is_restarted: bool = False
 
 
 class WaveView(Struct, frozen=True):
-    """A wave: the number of its nodes in each phase, and when it ended, in seconds since the epoch."""
+    """A wave: the number of its nodes in each phase, and when it ended, in seconds since the epoch.
+
+    `soaked_s`: see WaveHistory.
+    """
 
     number: int
     name: str
     counts: Mapping[NodePhase, int]
     ended_s: float | None = None
+    soaked_s: float = 0.0
 
 
 class Pace(Struct, frozen=True):
@@ -205,11 +213,11 @@ class FleetDecision(Struct, frozen=True):
 
 # Members: the nodes of a rollout
 
-_WORDS = {state.value: state for state in UpgradeState}
+STATE_WORDS = {state.value: state for state in UpgradeState}
 
 
 class Member(Struct, frozen=True):
-    """A node of the rollout. `state` is the label's value if the controller writes it, `record` that of this rollout.
+    """A node of the rollout. `state` is that of its upgrade, by the record; `record` is that of this rollout.
 
     `pod` is the driver's pod on the node; one that is being deleted only if there is no other.
     """
@@ -223,12 +231,12 @@ class Member(Struct, frozen=True):
     def is_taken(self) -> bool:
         """True if label and record show that the node is under way.
 
-        If a user removed the label, a node whose old pod is gone stays under way. A node that still has its old pod is
-        unchanged, so it is released.
+        A record of an earlier version has no state. If the label is gone too, a node whose old pod is gone stays under
+        way. A node that still has its old pod is unchanged, so it is released.
         """
         if self.record is None:
             return False
-        if self.node.upgrade == "":
+        if self.node.state_word == "":
             return not self.is_untouched
         return self.state in UNDER_WAY
 
@@ -263,7 +271,7 @@ def rollout_members(fleet: Fleet) -> list[Member]:
     found = []
     for node in sorted(fleet.nodes, key=lambda node: node.name):
         record = node.record if node.record is not None and node.record.rollout == fleet.rollout else None
-        member = Member(node, pods.get(node.name), _WORDS.get(node.upgrade), record)
+        member = Member(node, pods.get(node.name), STATE_WORDS.get(node.state_word), record)
         if member.pod is not None or member.is_taken or (record is not None and member.state is UpgradeState.FAILED):
             found.append(member)
     return found
@@ -288,7 +296,8 @@ def marked(act: MarkNode, keys: NodeKeys) -> NodeChange:
     """The patch of `act`: state and record together. A profile without a key for the state gets the record alone."""
     state = act.state.value if act.state is not None else None
     labels = {keys.upgrade_state: state} if keys.upgrade_state else {}
-    notes: dict[str, str | None] = {keys.rollout: encode_node_record(act.record) if act.record is not None else None}
+    record = replace(act.record, state=state or "") if act.record is not None else None
+    notes: dict[str, str | None] = {keys.rollout: encode_node_record(record) if record is not None else None}
     if act.approves_reboot and keys.approve_reboot:
         notes[keys.approve_reboot] = APPROVED
     if act.consumes_retry and keys.upgrade_requested:
@@ -519,6 +528,11 @@ class Terms(Struct, frozen=True):
     def policy(self) -> RolloutPolicy:
         return self.fleet.policy
 
+    def begun_s(self, since_s: float) -> float:
+        """From when the time counts of what began at `since_s`: not before the clock was last set."""
+        clock_s = self.fleet.clock_s
+        return clock_s if clock_s and since_s > self.now_s else max(since_s, clock_s)
+
 
 class Untouched(Struct, frozen=True):
     """A taken node whose old pod is still there: its record and that pod.
@@ -558,9 +572,14 @@ class NodeStatus(Struct, frozen=True):
     wave: int
 
     @property
+    def is_outside(self) -> bool:
+        """True if the node counts for nothing: a label, an operator or the waves leave it out."""
+        return self.verdict.place is NodePhase.LEFT_OUT and (self.member.is_excluded or not self.wave)
+
+    @property
     def is_unavailable(self) -> bool:
         """True if the node counts for maxUnavailable."""
-        return self.verdict.place is NodePhase.UNDER_WAY or self.member.is_away
+        return self.verdict.place is NodePhase.UNDER_WAY or (self.member.is_away and not self.is_outside)
 
 
 def release(node: FleetNode) -> MarkNode:

@@ -5,6 +5,7 @@ A status has every field, also empty ones.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -272,6 +273,28 @@ def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, 
             }
             for past in decision.memory.history[-MAX_KEPT:]
         ],
+        "lost": [
+            {
+                "node": one.name,
+                "uid": one.uid,
+                "at": written_time(one.at_s),
+                "reason": _reason(one.doing),
+                "failed": one.has_failed,
+            }
+            for one in decision.memory.lost
+        ],
+        "waveHistory": [
+            {
+                "number": one.number,
+                **({} if one.percent is None else {"percent": one.percent}),
+                **({} if one.size is None else {"size": one.size}),
+                **({} if one.ended_s is None else {"ended": written_time(math.ceil(one.ended_s))}),
+                **({"soaked": round(one.soaked_s)} if one.soaked_s else {}),
+            }
+            for one in decision.memory.waves
+        ],
+        "retried": decision.memory.retried,
+        "nodeSeconds": round(decision.memory.node_s or 0.0),
         "wave": outlook.wave,
         "counts": node_counts(outlook.nodes),
         "waves": [wave_body(one) for one in outlook.waves],
@@ -312,7 +335,7 @@ _SHOWN = frozenset(
 )
 """Fields that only show nodes; with an invalid spec, their old values stay."""
 
-_SLOW = _SHOWN - {"wave", "failures"}
+_SLOW = _SHOWN - {"wave", "failures"} | {"nodeSeconds"}
 """Fields whose change is not urgent. A change of a condition's message is not urgent either."""
 
 
@@ -395,6 +418,8 @@ def _named(nodes: Iterable[NodeView]) -> list[Json]:
             "node": node.name,
             "reason": _reason(node.reason),
             "wave": node.wave,
+            **({"uid": node.uid} if node.uid else {}),
+            **({"restarted": True} if node.is_restarted and node.place is NodePhase.UNDER_WAY else {}),
             **({} if node.since_s is None else {"since": written_time(node.since_s)}),
         }
         for node in longest[:MAX_NAMED]

@@ -6,22 +6,26 @@ The guards of a single node are in `nodes`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import (
     NO_LIMIT,
     UNDER_WAY,
     Fleet,
+    LostNode,
     PreflightMode,
     RolloutPolicy,
+    RolloutState,
     Task,
     TaskPod,
     UnitMode,
     Units,
     Wave,
+    WaveHistory,
 )
 from driver_manager.domain.fleet.state import (
     GOING,
@@ -56,10 +60,11 @@ class Budget:
     """
 
     def __init__(self, seen: Survey) -> None:
-        policy, standings, daemon_set = seen.terms.policy, seen.standings, seen.terms.fleet.daemon_set
+        policy, daemon_set = seen.terms.policy, seen.terms.fleet.daemon_set
+        standings = [one for one in seen.standings if not one.is_outside]
         amount, away = policy.max_unavailable, [one.member.node.name for one in standings if one.is_unavailable]
         # Nodes that the DaemonSet wants a pod on, with neither pod nor record: unavailable, but not known by name.
-        absent = max(0, daemon_set.desired - len(standings)) if daemon_set is not None else 0
+        absent = max(0, daemon_set.desired - len(seen.standings)) if daemon_set is not None else 0
         self._parallel = policy.max_parallel if policy.max_parallel != NO_LIMIT else len(standings)
         self._most_away = amount.of(len(standings) + absent) if amount is not None else math.inf
         self._under_way = sum(standing.verdict.place is NodePhase.UNDER_WAY for standing in standings)
@@ -139,7 +144,7 @@ def moment(wall_s: float) -> str:
 
 def turn(standings: Sequence[NodeStatus], terms: Terms) -> WaveProgress:
     """The open waves, and the gate before the next one."""
-    views = _views(standings, terms.policy, terms.target)
+    views = _views(standings, terms)
     reached = max((_reached(standing, terms.target) for standing in standings), default=0)
     gate: Gate | None = None
     upto = current = 0
@@ -169,12 +174,14 @@ def _gate(view: WaveView, wave: Wave, terms: Terms, reached: int) -> Gate | None
 
     Only the last wave that was reached can soak or wait for an approval.
     """
+    missing_s = max(0.0, wave.soak_s - view.soaked_s)
     if any(view.counts[place] for place in GOING):
-        return Gate(None, view.number, f"waits for {wave_name(view)} to end")
+        rest = f"; {spoken(missing_s)} of its soak time are missing" if view.soaked_s and missing_s else ""
+        return Gate(None, view.number, f"waits for {wave_name(view)} to end{rest}")
     if view.number < reached:
         return None
-    soaked_s = (view.ended_s or 0.0) + wave.soak_s
-    if view.ended_s is not None and wave.soak_s and terms.now_s < soaked_s:
+    soaked_s = terms.begun_s(view.ended_s or 0.0) + missing_s
+    if view.ended_s is not None and missing_s and terms.now_s < soaked_s:
         text = f"waits until {moment(soaked_s)}, the end of the soak time of {wave_name(view)}"
         return Gate(Phase.SOAKING, view.number, text, soaked_s)
     if wave.needs_approval and not is_approved(view.number, terms):
@@ -189,20 +196,58 @@ def _reached(standing: NodeStatus, target: str) -> int:
     return standing.wave if was_taken and standing.verdict.place is not NodePhase.LEFT_OUT else 0
 
 
-def _views(standings: Sequence[NodeStatus], policy: RolloutPolicy, target: str) -> tuple[WaveView, ...]:
-    counts = [dict.fromkeys(NodePhase, 0) for _ in range(len(policy.waves) + 1)]
-    ends: list[float | None] = [None] * (len(policy.waves) + 1)
+def _views(standings: Sequence[NodeStatus], terms: Terms) -> tuple[WaveView, ...]:
+    waves, target, known = terms.policy.waves, terms.target, wave_history(terms.fleet.memory, terms.target)
+    counts = [dict.fromkeys(NodePhase, 0) for _ in range(len(waves) + 1)]
+    ends: list[float | None] = [None] * (len(waves) + 1)
+    came = [0.0] * (len(waves) + 1)
     for standing in standings:
-        wave, record, place = standing.wave, standing.member.record, standing.verdict.place
+        wave, member, place = standing.wave, standing.member, standing.verdict.place
         counts[wave][place] += 1
         is_over = place is NodePhase.DONE or place is NodePhase.FAILED
-        if is_over and record is not None and record.revision == target and standing.member.state not in UNDER_WAY:
+        record = member.record
+        if is_over and record is not None and record.revision == target and member.state not in UNDER_WAY:
             end_s = ends[wave]
             ends[wave] = record.since_s if end_s is None else max(end_s, record.since_s)
-    return tuple(
-        WaveView(number, wave.name, counts[number], None if any(counts[number][at] for at in GOING) else ends[number])
-        for number, wave in enumerate(policy.waves, 1)
-    )
+        elif place is NodePhase.DONE and member.pod is not None:
+            came[wave] = max(came[wave], member.pod.made_s)
+    found = []
+    for number, rule in enumerate(waves, 1):
+        past, end_s = known.get(number), ends[number]
+        if any(counts[number][at] for at in GOING):
+            end_s = None
+        elif past is not None and counts[number][NodePhase.DONE]:
+            # A node that was done last may have disappeared. One that came with the target may replace one that soaked.
+            ends_s = [one for one in (past.ended_s, end_s) if one is not None]
+            end_s = max(ends_s) if ends_s else came[number] if past.soaked_s else None
+        found.append(WaveView(number, rule.name, counts[number], end_s, past.soaked_s if past is not None else 0.0))
+    return tuple(found)
+
+
+def wave_history(memory: RolloutState, target: str) -> dict[int, WaveHistory]:
+    return {one.number: one for one in memory.waves} if memory.target == target else {}
+
+
+def waves_to_keep(seen: Survey) -> tuple[WaveHistory, ...]:
+    """The history of the waves that have begun, of those with a percentage or a soak time."""
+    terms, turn = seen.terms, seen.turn
+    known, found = wave_history(terms.fleet.memory, terms.target), list[WaveHistory]()
+    counted = [one.member for one in seen.standings if not one.member.is_excluded]
+    taken = {one.wave for one in seen.standings if one.member.is_for(terms.target)}
+    for view, wave in zip(turn.waves, terms.policy.waves, strict=True):
+        past = known.get(view.number)
+        begins = any(view.counts.values()) and view.number <= (turn.upto if seen.hold is None else turn.reached)
+        if (past is None and not begins) or not (wave.percent or wave.soak_s):
+            continue
+        past = past or WaveHistory(view.number)
+        if past.percent != wave.percent:
+            size = wave.amount.of(_matching(wave, counted)) if wave.percent and wave.amount is not None else None
+            past = replace(past, percent=wave.percent, size=size)
+        if past.ended_s is not None and view.ended_s is None and view.number not in taken:  # its nodes disappeared
+            soaked_s = past.soaked_s + max(0.0, terms.now_s - past.ended_s)
+            past = replace(past, soaked_s=min(soaked_s, wave.soak_s))
+        found.append(replace(past, ended_s=view.ended_s))
+    return tuple(found)
 
 
 # Blocks of the whole rollout: one guard per cause in `HOLD_GUARDS`, asked in order; the first answer counts
@@ -240,7 +285,8 @@ class Survey(Struct, frozen=True):
     """Where every node stands, in the order of their names.
 
     `unmatched` are the waves that match no node of the fleet. `failed` are the nodes that failed for the target, then
-    those that are marked as failed now. `hold` is what blocks the rollout; its guards are asked before it is known.
+    those that are marked as failed now. `lost` are those that disappeared, of the target. `hold` is what blocks the
+    rollout; its guards are asked before it is known.
     """
 
     terms: Terms
@@ -248,12 +294,14 @@ class Survey(Struct, frozen=True):
     turn: WaveProgress
     unmatched: Sequence[int]
     failed: Sequence[NodeStatus]
+    lost: Sequence[LostNode] = ()
     hold: Blocked | None = None
 
     @property
     def are_too_many(self) -> bool:
-        """True if failureThreshold is reached."""
-        return len(self.failed) >= max(1, self.terms.policy.failure_threshold)
+        """True if failureThreshold is reached, or one more node than that was lost without a failure."""
+        threshold, failed = max(1, self.terms.policy.failure_threshold), sum(one.has_failed for one in self.lost)
+        return len(self.failed) + failed >= threshold or len(self.lost) - failed > threshold
 
     @property
     def is_aside(self) -> bool:
@@ -262,9 +310,9 @@ class Survey(Struct, frozen=True):
 
     @property
     def failed_of_s(self) -> float:
-        """When the last failed node was taken, in seconds since the epoch; 0 without one."""
-        found = (one.member.record for one in self.failed)
-        return max((record.began_s for record in found if record is not None), default=0.0)
+        """When the last failed node was taken, or lost, in seconds since the epoch; 0 without one."""
+        records, lost_s = (one.member.record for one in self.failed), (one.at_s for one in self.lost)
+        return max((*(record.began_s for record in records if record is not None), *lost_s), default=0.0)
 
 
 def _aside(reason: str, message: str) -> Blocked:
@@ -355,15 +403,26 @@ def _failed_before(seen: Survey) -> Blocked | None:
 def _too_many_failed(seen: Survey) -> Blocked | None:
     if not seen.are_too_many:
         return None
-    names, first = several(standing.member.node.name for standing in seen.failed), seen.failed[0]
-    why = f"{first.member.node.name}: {first.verdict.reason or 'a retry was asked for'}"
-    text = f"failureThreshold is {seen.terms.policy.failure_threshold}, failed: {names}; {why}"
+    failed = [(one.member.node.name, one.verdict.reason or "a retry was asked for") for one in seen.failed]
+    failed += [(f"{one.name} (disappeared)", one.doing) for one in seen.lost if one.has_failed]
+    lost = [(one.name, one.doing) for one in seen.lost if not one.has_failed]
+    told = [f"{word}: {several(name for name, _ in of)}" for word, of in (("failed", failed), ("lost", lost)) if of]
+    name, why = (failed or lost)[0]
+    text = f"failureThreshold is {seen.terms.policy.failure_threshold}, {', '.join(told)}; {name}: {why}{_of_new(seen)}"
     can_retry = _paused(seen) is None and _window(seen) is None
     return Blocked(Phase.HALTED, "NodesFailed", text, allows_retries=can_retry)
 
 
 def _paused(seen: Survey) -> Blocked | None:
-    return Blocked(Phase.PAUSED, "Paused", "the rollout is paused") if seen.terms.policy.paused else None
+    if not seen.terms.policy.paused:
+        return None
+    return Blocked(Phase.PAUSED, "Paused", f"the rollout is paused{_of_new(seen)}")
+
+
+def _of_new(seen: Survey) -> str:
+    """A DaemonSet makes the pods of new nodes from its newest template, whatever the rollout does."""
+    good, target = seen.terms.fleet.memory.good, seen.terms.target
+    return f"; new nodes get revision {target} anyway, until `rollout undo`" if good not in ("", target) else ""
 
 
 def _window(seen: Survey) -> Blocked | None:
@@ -407,15 +466,22 @@ def crew_name(member: Member, units: Units | None) -> str:
 def busy_units(standings: Iterable[NodeStatus], units: Units | None, blocked: Container[str]) -> dict[str, str]:
     """Units that may not start, each with a node of it.
 
-    With mode OneAtATime these have a node under way, with Together a waiting node for which requests fail (`blocked`).
+    With mode OneAtATime these have a node under way. With Together, they have a node that cannot start: it is left out,
+    has failed, or requests for it fail (`blocked`).
     """
     is_together = units is not None and units.mode is UnitMode.TOGETHER
     found = {}
     for one in standings:
         unit, name, place = unit_name(one.member, units), one.member.node.name, one.verdict.place
-        is_stuck = place is NodePhase.WAITING and name in blocked
-        if unit and (is_stuck if is_together else place is NodePhase.UNDER_WAY):
+        if not unit:
+            continue
+        if not is_together:
+            if place is NodePhase.UNDER_WAY:
+                found[unit] = name
+        elif place is NodePhase.WAITING and name in blocked:
             found[unit] = name
+        elif place is NodePhase.LEFT_OUT or (place is NodePhase.FAILED and not one.verdict.wants_turn):
+            found[unit] = f"{name} ({one.verdict.reason})"
     return found
 
 
@@ -618,15 +684,20 @@ def _reasons(
 
 
 def assign_waves(
-    members: Sequence[Member], verdicts: Sequence[NodeDecision], policy: RolloutPolicy, target: str
+    members: Sequence[Member],
+    verdicts: Sequence[NodeDecision],
+    policy: RolloutPolicy,
+    target: str,
+    known: Mapping[int, WaveHistory],
 ) -> Waves:
     """Assign a wave to every node.
 
     A node that was started for the target stays in its wave unless it is left out. Every other node gets the first wave
     that matches and has room, in the order of names. Nodes that wait come before those that are left out or done, so
     that a canary wave has nodes that start. All nodes of a unit with mode Together get the wave of its first node.
+    A wave that has begun keeps its size: nodes that join later get the last wave.
     """
-    found = Waves(members, policy)
+    found = Waves(members, policy, known)
     for at, (member, verdict) in enumerate(zip(members, verdicts, strict=True)):
         if verdict.place is not NodePhase.LEFT_OUT and (number := _kept(member, target, len(policy.waves))):
             found.put(at, number)
@@ -639,13 +710,17 @@ def assign_waves(
 class Waves:
     """The wave `numbers` of the nodes in their order (0: none), and the waves `unmatched` that match no node."""
 
-    def __init__(self, members: Sequence[Member], policy: RolloutPolicy) -> None:
+    def __init__(self, members: Sequence[Member], policy: RolloutPolicy, known: Mapping[int, WaveHistory]) -> None:
         self._members, self._waves = members, policy.waves
-        matching = [_matching(wave, members) for wave in policy.waves]
-        self._left = [
-            wave.amount.of(count) if wave.amount is not None else math.inf
+        counted = [member for member in members if not member.is_excluded]
+        matching = [_matching(wave, counted) for wave in policy.waves]
+        percents = {number: wave.percent for number, wave in enumerate(policy.waves, 1)}
+        sizes = {number: past.size for number, past in known.items() if past.percent == percents.get(number)}
+        amounts = [
+            wave.amount.of(count) if wave.amount else math.inf
             for wave, count in zip(policy.waves, matching, strict=True)
         ]
+        self._left = [sizes.get(number) or amount for number, amount in enumerate(amounts, 1)]
         self._crews = [crew_name(member, policy.units) for member in members]
         self._of_crew: dict[str, int] = {}
         self.numbers = [0] * len(members)

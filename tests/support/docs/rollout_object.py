@@ -47,6 +47,7 @@ PLAIN: dict[Kind, Json] = {
     Kind.TEXTS: {"type": "array", "items": {"type": "string"}},
     Kind.TEXT: {"type": "string"},
     Kind.TIME: {"type": "string", "format": "date-time"},
+    Kind.TRUTH: {"type": "boolean"},
 }
 """The types of the status."""
 

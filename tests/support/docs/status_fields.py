@@ -20,6 +20,7 @@ class Kind(Enum):
     WHOLE = "whole number"
     TEXT = "text"
     TIME = "time"
+    TRUTH = "true or false"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ NODE = (
     Field("wave", Kind.WHOLE, "number of its wave, from 1; 0 for none"),
     Field("since", Kind.TIME, "since when it is in this state"),
     Field("reason", Kind.TEXT, "why"),
+    Field("uid", Kind.TEXT, "its uid"),
+    Field("restarted", Kind.TRUTH, "whether its driver was restarted for the target"),
 )
 GROUP = (
     Field("reason", Kind.TEXT, "why these nodes do not start"),
@@ -84,6 +87,20 @@ PAST = (
     Field("ended", Kind.TIME, "when it ended, if it has"),
     Field("outcome", Kind.TEXT, "how it ended"),
 )
+LOST = (
+    Field("node", Kind.TEXT, "name of the node"),
+    Field("uid", Kind.TEXT, "its uid"),
+    Field("at", Kind.TIME, "when the rollout missed it"),
+    Field("reason", Kind.TEXT, "what it was doing"),
+    Field("failed", Kind.TRUTH, "whether it counts as failed; otherwise as lost under way"),
+)
+WAVE_HISTORY = (
+    Field("number", Kind.WHOLE, "number of the wave, from 1"),
+    Field("percent", Kind.WHOLE, "percentage that its size was computed from"),
+    Field("size", Kind.WHOLE, "most nodes of the wave, fixed when it began"),
+    Field("ended", Kind.TIME, "when it ended, and its soak time began"),
+    Field("soaked", Kind.WHOLE, "seconds that it had soaked before all of its nodes disappeared"),
+)
 BACK = (
     Field("from", Kind.TEXT, "revision that the DaemonSet leaves"),
     Field("to", Kind.TEXT, "revision whose template it gets"),
@@ -104,6 +121,15 @@ STATUS = (
     Field("undone", Kind.TEXT, "ID of the last undo request that was done"),
     Field("announced", Kind.TEXT, "the last turn of the waves that an Event was posted for"),
     Field("undoing", Kind.OBJECT, "the undo that is in progress", fields=BACK),
+    Field(
+        "lost",
+        Kind.LIST,
+        "nodes that disappeared after their driver was restarted for the target, or failed, at most 200",
+        fields=LOST,
+    ),
+    Field("waveHistory", Kind.LIST, "waves that have begun, with a percentage or a soak time", fields=WAVE_HISTORY),
+    Field("retried", Kind.TEXT, "revision whose requested retry was seen; nodes lost before it do not count"),
+    Field("nodeSeconds", Kind.WHOLE, "median duration of a node"),
     Field("wave", Kind.WHOLE, "number of the current wave, from 1"),
     Field("counts", Kind.OBJECT, "number of nodes by their state in the rollout", fields=COUNTS),
     Field("waves", Kind.LIST, "the waves with their nodes", fields=WAVE),

@@ -218,7 +218,7 @@ def test_undo_knows_a_revision_by_hash_number_or_name(to: str) -> None:
 @pytest.mark.parametrize(
     ("memory", "to", "what", "remedy"),
     [
-        (BARE, "", "no earlier revision is known to be good", "--to: 1 (old)"),
+        (replace(BARE, failed=(OLD,)), "", "no earlier revision is known to be good", "--to: 1 (old)"),
         (BARE, "9", "there is no revision 9", ""),
         (BARE, "2", "revision new is the target already", ""),
         (replace(GOOD, undo_from=NEW, undo_to=OLD), "", "already goes back from revision new to old", ""),

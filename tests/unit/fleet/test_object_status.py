@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from driver_manager.domain.fleet.spec import RevisionHistory, RolloutState, memory_of
+from driver_manager.domain.fleet.spec import (
+    LostNode,
+    RevisionHistory,
+    RolloutState,
+    SeenNode,
+    WaveHistory,
+    memory_of,
+)
 from driver_manager.domain.fleet.state import (
     FleetDecision,
     NodePhase,
@@ -57,6 +64,14 @@ MEMORY = RolloutState(
     undo_from="6b7a8c9d0",
     undo_to="5c6f7d8e9",
     announced="7d9c5b8f6/1/",
+    lost=(LostNode("node-9", "u9", NOW_S - 60, "the driver pod restarts", has_failed=True),),
+    waves=(WaveHistory(1, 10, 1, NOW_S - 300), WaveHistory(2, soaked_s=30.0)),
+    retried="7d9c5b8f6",
+    node_s=240.0,
+    seen=(
+        SeenNode("node-3", "u3", "the driver is not ready after 30 min", has_failed=True, is_restarted=False),
+        SeenNode("node-2", "u2", "the driver pod restarts", has_failed=False, is_restarted=True),
+    ),
 )
 PASSES = NodePreflight(PreflightResult.PASSES)
 FAILS = NodePreflight(PreflightResult.FAILS, "module: none for this kernel")
@@ -68,8 +83,10 @@ OUTLOOK = Outlook(
     wave=2,
     nodes=(
         NodeView("node-1", NodePhase.DONE, 1, "", NOW_S - 300),
-        NodeView("node-2", NodePhase.UNDER_WAY, 2, "the driver pod restarts", NOW_S - 20),
-        NodeView("node-3", NodePhase.FAILED, 2, "the driver is not ready after 30 min", NOW_S - 5),
+        NodeView(
+            "node-2", NodePhase.UNDER_WAY, 2, "the driver pod restarts", NOW_S - 20, uid="u2", is_restarted=True
+        ),
+        NodeView("node-3", NodePhase.FAILED, 2, "the driver is not ready after 30 min", NOW_S - 5, uid="u3"),
         NodeView("node-4", NodePhase.WAITING, 2, "maxParallel is reached", preflight=PASSES),
         NodeView("node-5", NodePhase.WAITING, 2, "maxParallel is reached"),
         NodeView("node-6", NodePhase.LEFT_OUT, 2, "cordoned by somebody else", preflight=FAILS),

@@ -1,0 +1,285 @@
+"""What a rollout remembers when Nodes disappear, and what it counts: losses, sizes of waves, soak time, clocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from driver_manager.domain.fleet.advance import advance, last_good
+from driver_manager.domain.fleet.spec import (
+    Amount,
+    Fleet,
+    FleetNode,
+    LostNode,
+    OnHalt,
+    Requests,
+    RolloutState,
+    SeenNode,
+    UnitMode,
+    Units,
+    UpgradeState,
+    Wave,
+    WaveHistory,
+)
+from driver_manager.domain.fleet.state import FleetDecision, MarkNode, NodePhase, Phase, SetTemplate
+from driver_manager.domain.node_state import NodeState
+from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, new_pod, node, pod, policy, record
+
+RESTART, REBOOT, DONE, FAILED = UpgradeState.RESTART, UpgradeState.REBOOT, UpgradeState.DONE, UpgradeState.FAILED
+GOOD = RolloutState(target=NEW, good=OLD)
+
+
+def begun(decision: FleetDecision) -> list[str]:
+    """The nodes that are taken."""
+    return [act.node for act in decision.acts if isinstance(act, MarkNode) and act.state is RESTART]
+
+
+def reasons(decision: FleetDecision) -> dict[str, str]:
+    return {view.name: f"{view.place.value}: {view.reason}" for view in decision.outlook.nodes}
+
+
+def lost(name: str, *, has_failed: bool = True) -> LostNode:
+    return LostNode(name, f"uid-{name}", NOW_S - 5, "waited", has_failed)
+
+
+# nodes that disappear
+
+
+@pytest.mark.parametrize(
+    ("gone", "has_failed"),
+    [
+        (node("x", FAILED, record=record("x", reason="broken")), True),
+        (node("x", RESTART, is_ready=False), True),
+        (node("x", RESTART, record=record("x", began_s=NOW_S - 9000, since_s=NOW_S - 9000)), True),
+        (node("x", RESTART, driver_state=NodeState.WEDGED), True),
+        (node("x", RESTART), False),
+        (node("x", UpgradeState.VALIDATION), False),
+    ],
+    ids=["failed", "not ready", "late", "wedged", "under way", "validated"],
+)
+def test_a_node_that_disappears_is_kept_with_what_it_was_doing(gone: FleetNode, has_failed: bool) -> None:
+    found = advance(fleet([node("a"), node("b")], vanished=(gone,)), NOW_S)
+    (kept,) = found.memory.lost
+    assert (kept.name, kept.uid, kept.at_s, kept.has_failed) == ("x", "uid-x", NOW_S, has_failed)
+    assert (found.outlook.phase, begun(found)) == ((Phase.HALTED, []) if has_failed else (Phase.PROGRESSING, ["a"]))
+    again = advance(fleet([node("a")], memory=found.memory, vanished=(gone,)), NOW_S + 60)
+    assert again.memory.lost == (kept,), "it is counted once"
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_one_more_lost_node_than_failures_are_allowed_halts(number: int) -> None:
+    memory = replace(GOOD, lost=tuple(lost(str(one), has_failed=False) for one in range(number)))
+    found = advance(fleet([node("a")], memory=memory, policy=policy(failure_threshold=2)), NOW_S)
+    assert (found.outlook.phase is Phase.HALTED) == (number == 3)
+    assert number < 3 or "failureThreshold is 2, lost: 0, 1, 2; 0: waited" in found.outlook.message
+
+
+def test_failures_of_nodes_that_disappeared_count_with_those_that_are_there() -> None:
+    nodes = [node("a", FAILED, record=record("a", reason="broken")), node("b")]
+    rules = policy(failure_threshold=2)
+    assert advance(fleet(nodes, policy=rules), NOW_S).outlook.phase is Phase.PROGRESSING
+    found = advance(fleet(nodes, policy=rules, memory=replace(GOOD, lost=(lost("x"),))), NOW_S)
+    assert found.outlook.message == "failureThreshold is 2, failed: a, x (disappeared); a: broken"
+
+
+def test_a_new_template_or_a_requested_retry_forgets_the_losses() -> None:
+    memory = replace(GOOD, lost=(lost("x"),))
+    retried = advance(fleet([node("a")], memory=memory, wishes=Requests(retry=NEW)), NOW_S)
+    assert (retried.memory.lost, retried.memory.retried, begun(retried)) == ((), NEW, ["a"])
+    later = replace(retried.memory, lost=(lost("y"),))
+    assert advance(fleet([node("a")], memory=later, wishes=Requests(retry=NEW)), NOW_S).outlook.phase is Phase.HALTED
+    assert advance(fleet([node("a")], memory=replace(memory, target=OLD)), NOW_S).memory.lost == ()
+
+
+@pytest.mark.parametrize(
+    ("seen", "has_failed"),
+    [
+        (SeenNode("x", "uid-x", "broken", has_failed=True, is_restarted=False), True),
+        (SeenNode("x", "uid-x", "waits", has_failed=False, is_restarted=True), False),
+        (SeenNode("x", "uid-x", "will be cleared", has_failed=False, is_restarted=False), None),
+        (SeenNode("a", "uid-a", "broken", has_failed=True, is_restarted=True), None),
+    ],
+    ids=["failed", "restarted", "untouched", "still there"],
+)
+def test_a_new_controller_finds_in_the_status_who_disappeared(seen: SeenNode, has_failed: bool | None) -> None:
+    found = advance(fleet([node("a")], forgotten=(seen,)), NOW_S).memory.lost
+    assert [one.has_failed for one in found] == ([] if has_failed is None else [has_failed])
+
+
+def test_a_halt_by_losses_goes_back() -> None:
+    rules = policy(on_halt=OnHalt.UNDO)
+    first = advance(fleet([node("a")], policy=rules, memory=replace(GOOD, lost=(lost("x"),))), NOW_S)
+    assert (first.memory.undo_from, first.memory.undo_to) == (NEW, OLD)
+    acts = advance(fleet([node("a")], policy=rules, memory=first.memory), NOW_S).acts
+    assert any(isinstance(act, SetTemplate) and act.revision == OLD for act in acts)
+
+
+def test_an_object_that_was_made_again_finds_the_good_revision_in_what_serves() -> None:
+    assert last_good(fleet([node("a")], memory=RolloutState()), NEW) == OLD
+    assert last_good(fleet([node("a")], [pod("a", "third"), pod("b")], memory=RolloutState()), NEW) == ""
+
+
+# the record decides
+
+
+@pytest.mark.parametrize("word", ["", "upgrade-done"])
+def test_a_label_that_somebody_changed_undoes_no_failure(word: str) -> None:
+    failed = node("a", FAILED, upgrade=word, record=record("a", reason="broken", state=FAILED.value))
+    found = advance(fleet([failed, node("b")]), NOW_S)
+    assert (found.outlook.phase, begun(found)) == (Phase.HALTED, [])
+
+
+def test_a_node_whose_label_is_gone_stays_under_way() -> None:
+    taken = node("a", RESTART, upgrade="", record=record("a", state=RESTART.value))
+    assert reasons(advance(fleet([taken]), NOW_S)) == {"a": "under way: its driver pod will be deleted"}
+    assert reasons(advance(fleet([taken], [new_pod("a")]), NOW_S)) == {"a": "under way: its driver is ready"}
+
+
+# waits for others
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"is_reboot_approved": True}, "waits for the rebooter: for its slot, its window or the node's uptime"),
+        ({}, "waits for somebody to approve its reboot"),
+        ({"is_rebooting": True}, "reboots"),
+    ],
+)
+def test_the_time_of_a_reboot_counts_from_its_grant(said: dict[str, Any], reason: str) -> None:
+    long = record("a", began_s=NOW_S - 90_000, since_s=NOW_S - 90_000)
+    facts = {"driver_state": NodeState.REBOOT_REQUIRED, "outcome_s": NOW_S, **said}
+    waiting = node("a", REBOOT, record=long, **facts)
+    found = advance(fleet([waiting], [new_pod("a", is_ready=False)]), NOW_S)
+    assert reasons(found) == {"a": f"under way: {reason}"}
+    marks = [act for act in found.acts if isinstance(act, MarkNode)]
+    assert [act.record.since_s for act in marks if act.record] == ([NOW_S] if said.get("is_rebooting") else [])
+
+
+# what is left out is not counted
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"state": FAILED}, {"unschedulable": True}, {"is_ready": False}],
+    ids=["failed", "cordoned", "not ready"],
+)
+def test_a_skipped_node_counts_for_nothing(said: dict[str, Any]) -> None:
+    def found(*, is_skipped: bool) -> FleetDecision:
+        nodes = [node("a", is_skipped=is_skipped, **said), node("b")]
+        return advance(fleet(nodes, policy=policy(max_unavailable=Amount(1))), NOW_S)
+
+    assert begun(found(is_skipped=False)) == []
+    assert begun(found(is_skipped=True)) == ["b"]
+
+
+def test_a_node_in_no_wave_costs_no_budget() -> None:
+    rules = policy(max_unavailable=Amount(1), waves=(Wave("some", count=1),))
+    nodes = [node("a"), node("b", unschedulable=True)]
+    assert begun(advance(fleet(nodes, policy=rules), NOW_S)) == ["a"]
+
+
+@pytest.mark.parametrize("said", [{"unschedulable": True}, {"is_ready": False}, {"is_skipped": True}])
+def test_of_a_unit_that_begins_together_none_goes_if_one_cannot(said: dict[str, Any]) -> None:
+    units = Units("dom", UnitMode.TOGETHER)
+    nodes = [node("a", labels={"dom": "1"}), node("b", labels={"dom": "1"}, **said), node("c", labels={"dom": "2"})]
+    found = advance(fleet(nodes, policy=policy(units=units, max_parallel=0)), NOW_S)
+    assert begun(found) == ["c"]
+    assert reasons(found)["a"].startswith("waiting: waits for node b (")
+
+
+# nodes that came with the target
+
+
+@pytest.mark.parametrize(
+    ("made_s", "said", "good", "phase"),
+    [
+        (NOW_S - 1801, {}, OLD, Phase.HALTED),
+        (NOW_S - 1799, {}, OLD, Phase.PROGRESSING),
+        (NOW_S - 9000, {"ready_s": NOW_S - 60}, OLD, Phase.PROGRESSING),
+        (NOW_S - 1801, {"is_ready": False}, OLD, Phase.PROGRESSING),
+        (NOW_S - 1801, {"is_skipped": True}, OLD, Phase.PROGRESSING),
+        (NOW_S - 1801, {}, NEW, Phase.PROGRESSING),
+    ],
+    ids=["late", "in time", "Ready since", "not Ready", "skipped", "good before"],
+)
+def test_a_node_that_has_the_target_and_does_not_serve_it_fails_in_the_end(
+    made_s: float, said: dict[str, Any], good: str, phase: Phase
+) -> None:
+    pods = [new_pod("a", is_ready=False, made_s=made_s, why_waiting="Pending"), pod("b")]
+    found = advance(fleet([node("a", **said), node("b")], pods, memory=replace(GOOD, good=good)), NOW_S)
+    assert found.outlook.phase is phase
+    if phase is Phase.HALTED:
+        why = "failed: has the target revision, and does not serve it within 30 min: Pending"
+        assert reasons(found)["a"] == why
+
+
+@pytest.mark.parametrize("state", [NodeState.HELD, NodeState.WEDGED])
+def test_a_node_that_reports_a_broken_driver_of_the_target_fails_in_the_end(state: NodeState) -> None:
+    wedged = node("a", DONE, driver_state=state, outcome="no device")
+    found = advance(fleet([wedged, node("b")], [new_pod("a", made_s=NOW_S - 1801), pod("b")], memory=GOOD), NOW_S)
+    assert f"the node reports {state.value}: no device" in found.outlook.message
+    assert found.outlook.phase is Phase.HALTED
+
+
+# waves
+
+TENTH = (Wave("tenth", percent=10, soak_s=600.0), Wave("rest"))
+
+
+def done(name: str, since_s: float) -> FleetNode:
+    return node(name, DONE, record=record(name, since_s=since_s, began_s=since_s - 60))
+
+
+def of_ten(*, came: int = 0, memory: RolloutState = GOOD, first: FleetNode | None = None) -> Fleet:
+    """Ten nodes, of which the first may have the target; and some that came with it."""
+    nodes = [first or node("n0"), *(node(f"n{number}") for number in range(1, 10))]
+    news = [node(f"a{number}") for number in range(came)]
+    pods = [
+        new_pod("n0") if first else pod("n0"),
+        *(pod(one.name) for one in nodes[1:]),
+        *map(new_pod, (one.name for one in news)),
+    ]
+    return fleet([*nodes, *news], pods, policy=policy(waves=TENTH, max_parallel=0), memory=memory)
+
+
+def test_a_wave_keeps_its_size_when_the_fleet_grows() -> None:
+    found = advance(of_ten(), NOW_S)
+    assert (begun(found), found.memory.waves) == (["n0"], (WaveHistory(1, 10, 1),))
+    grown = advance(of_ten(came=40, memory=found.memory, first=done("n0", NOW_S)), NOW_S + 60)
+    assert (begun(grown), grown.outlook.phase) == ([], Phase.SOAKING)
+    assert {view.wave for view in grown.outlook.nodes if view.name.startswith("a")} == {2}
+    changed = replace(of_ten(memory=found.memory), policy=policy(waves=(Wave("fifth", percent=20), Wave("rest"))))
+    assert advance(changed, NOW_S).memory.waves == (WaveHistory(1, 20, 2),)
+
+
+def test_a_canary_that_disappears_leaves_what_it_has_soaked() -> None:
+    ended = advance(of_ten(memory=replace(GOOD, waves=(WaveHistory(1, 10, 1),)), first=done("n0", NOW_S)), NOW_S)
+    assert ended.memory.waves == (WaveHistory(1, 10, 1, NOW_S),)
+    gone = replace(of_ten(memory=ended.memory), nodes=tuple(node(f"n{number}") for number in range(1, 10)))
+    found = advance(gone, NOW_S + 400)
+    assert found.memory.waves == (WaveHistory(1, 10, 1, None, 400.0),)
+    again = replace(gone, memory=found.memory)
+    taken = advance(again, NOW_S + 401)
+    assert begun(taken) == ["n1"]
+    assert "3 min of its soak time are missing" in reasons(taken)["n2"]
+    nodes = (done("n1", NOW_S + 500), *gone.nodes[1:])
+    soaking = replace(again, nodes=nodes, pods=(new_pod("n1"), *(pod(one.name) for one in nodes[1:])))
+    assert advance(soaking, NOW_S + 699).outlook.phase is Phase.SOAKING
+    assert len(begun(advance(soaking, NOW_S + 700))) == 8
+
+
+# clocks
+
+
+@pytest.mark.parametrize("step_s", [7200.0, -7200.0])
+def test_a_clock_that_is_set_fails_no_node(step_s: float) -> None:
+    now_s = NOW_S + step_s
+    taken = node("a", RESTART, record=record("a", began_s=NOW_S - 60, since_s=NOW_S - 60))
+    facts = replace(fleet([taken], [new_pod("a", is_ready=False)]), clock_s=now_s)
+    assert advance(facts, now_s).outlook.phase is Phase.PROGRESSING
+    assert advance(facts, now_s + 1799).outlook.phase is Phase.PROGRESSING
+    late = advance(facts, now_s + 1801)
+    assert (late.outlook.phase, late.outlook.nodes[0].place) == (Phase.HALTED, NodePhase.UNDER_WAY)
