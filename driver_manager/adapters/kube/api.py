@@ -71,9 +71,14 @@ class ApiRejected(ApiRefused):
 def refused(what: str, message: str) -> ApiRefused:
     """The error for a 403 on `what`. Admission (k8s.io/apiserver, pkg/admission/plugin) refuses more than RBAC."""
     remedy = "Grant this account the verb (deploy/ has all the rules it needs), or use another account (KUBECONFIG)."
-    if "denied request" in message or "denied the request" in message:
+    if _is_denied(message):
         remedy = "The account has the verb, but an admission policy or webhook of the cluster refuses this change."
     return ApiRefused(f"the API server refused to {what} ({FORBIDDEN}): {message}", remedy)
+
+
+def _is_denied(message: str) -> bool:
+    """True if an admission policy or webhook refuses, in the API server's words."""
+    return "denied request" in message or "denied the request" in message
 
 
 def retry_after_s(headers: Headers, wall_s: float) -> float:
@@ -301,7 +306,7 @@ _OUT_OF_DATE = frozenset({9, 10})
 _CHECK_SERVER = "Check what answers for the API server."
 _MEND_DATES = "Renew the API server's certificate, or set this node's clock if that is wrong; the next run tries again."
 _MEND_SOURCE = "Check the file or the plugin that the token comes from; the next run tries again."
-_MEND_TRUST = "Correct the server's address and its CA (certificate-authority) in the kubeconfig."
+_MEND_TRUST = "Correct the server's address and its CA (certificate-authority in the kubeconfig, ca.crt in a pod)."
 
 
 def load_client(kubeconfig: str | None) -> Transport:
@@ -324,7 +329,7 @@ class KubeApi:
         self._was_answered = False
         self._sent = 0
         self._refusable: dict[str, float] = {}
-        """By request: the monotonic second from which on a 403 is final; infinity while it is allowed."""
+        """By request: the monotonic second from which on a 403 is final; inf while it is allowed, -inf once it was."""
         self._starting_until_s = 0.0
 
     @property
@@ -494,7 +499,7 @@ class KubeApi:
 
     def _refuse_error(self, response: Response, what: str, *, is_watch: bool = False) -> None:
         if response.status < 300:
-            self._refusable[what] = math.inf
+            self._note_allowed(what)
             return
         asked_s = retry_after_s(response.headers, self._clock.wall())
         try:
@@ -511,14 +516,21 @@ class KubeApi:
             self._starting_until_s = now_s + STARTING_S
         elif status == FORBIDDEN:
             final_s = self._refusable.get(what, 0.0)
-            if math.isinf(final_s):
+            if final_s == math.inf:
                 final_s = self._refusable[what] = now_s + STARTING_S
-            is_starting = now_s < max(final_s, self._starting_until_s) and _LACKS_RIGHT.search(message)
-            if is_starting or _NOT_READY in message:
+            lacks_right = _LACKS_RIGHT.search(message) and not _is_denied(message)
+            if _NOT_READY in message or (lacks_right and now_s < max(final_s, self._starting_until_s)):
                 return Transient(f"{what}: {status} {message}", final=error)
+            if final_s > 0.0:  # it was allowed, so rights were taken away: what else is refused is final at once
+                self._refusable.clear()
+            self._refusable[what] = -math.inf
         elif status not in (UNAUTHENTICATED, 429):
-            self._refusable[what] = math.inf
+            self._note_allowed(what)
         return error
+
+    def _note_allowed(self, what: str) -> None:
+        if self._refusable.get(what, 0.0) >= 0.0:
+            self._refusable[what] = math.inf
 
     def _lines(self, response: Response) -> Generator[bytes, None, None]:
         """Whole lines of the stream. Raises WatchBroken if it is cut, Terminated on SIGTERM."""

@@ -29,6 +29,7 @@ from driver_manager.adapters.kube import transport
 from driver_manager.adapters.kube.transport import (
     FORBIDDEN,
     MAX_BODY_BYTES,
+    PROXIES,
     TOKEN_FILE,
     UNAUTHENTICATED,
     CredentialsUnreadable,
@@ -68,7 +69,7 @@ class _Bounded(Bounded, HTTPConnection):
 
 
 class _BoundedHttps(_Bounded, HTTPSConnection):
-    """`_Bounded` with TLS. A CA without key identifiers is trusted, as by kubectl: EKS has such CAs.
+    """`_Bounded` with TLS. As by kubectl, a CA may lack key identifiers (as on EKS), or be an intermediate one.
 
     From Python 3.13 on urllib3 demands the identifiers (ssl.VERIFY_X509_STRICT, RFC 5280, 4.2.1.1 and 4.2.1.2).
     """
@@ -78,6 +79,7 @@ class _BoundedHttps(_Bounded, HTTPSConnection):
         if self.ssl_context is None:
             self.ssl_context = create_urllib3_context(cert_reqs=resolve_cert_reqs(self.cert_reqs))
             self.ssl_context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            self.ssl_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             if not (self.ca_certs or self.ca_cert_dir or self.ca_cert_data):
                 self.ssl_context.load_default_certs()
 
@@ -237,6 +239,10 @@ def _client(kubeconfig: str | None) -> Any:
         if _NO_FILE in said:
             said = "no such file" if kubeconfig else "no kubeconfig and no service account token"
         raise ConfigError(*no_way(kubeconfig or "", said)) from error
+    server, from_environment = urlsplit(configuration.host), {os.environ.get(name) for name in PROXIES}
+    is_direct = not proxy_for(server.hostname or "", str(server.port or 443), os.environ)
+    if is_direct and configuration.proxy in from_environment:  # the package reads other forms of NO_PROXY
+        configuration.proxy = None
     configuration.retries = False
     return kube_client.ApiClient(configuration)
 

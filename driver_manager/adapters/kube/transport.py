@@ -236,6 +236,7 @@ class InPod:
         trust, self._trust = self._trust, None
         if trust is None:
             trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            trust.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # ca.crt may have an intermediate CA only
             try:
                 trust.load_verify_locations(self._account / AUTHORITY)
             except OSError as error:

@@ -132,12 +132,13 @@ class CertificateError(Exception):
 class Authority:
     """A CA in a folder of its own: `ca.crt` and `ca.key`, PEM. `names` are those of the servers that it signs for.
 
-    Without `identifiers` its certificates have no key identifiers, as those of EKS.
+    Without `identifiers` its certificates have no key identifiers, as those of EKS. Its own is signed by `above`.
     """
 
     folder: Path
     names: str = _NAMES
     identifiers: bool = True
+    above: Authority | None = None
 
     @property
     def certificate(self) -> Path:
@@ -146,6 +147,9 @@ class Authority:
     def establish(self) -> None:
         extensions = ["-addext", "keyUsage=critical,keyCertSign", "-subj", "/CN=cluster-tests-ca"]
         extensions += [] if self.identifiers else ["-addext", "subjectKeyIdentifier=none"]
+        if self.above is not None:
+            above = ["-CA", str(self.above.certificate), "-CAkey", str(self.above.certificate.with_name("ca.key"))]
+            extensions += [*above, "-addext", "basicConstraints=critical,CA:true"]
         self._openssl("req", "-x509", *_NEW_KEY, *extensions, "-days", "2", "-keyout", "ca.key", "-out", "ca.crt")
 
     def sign(self, name: str, *, days: int = 2) -> tuple[Path, Path]:

@@ -158,9 +158,11 @@ def server(serve: Serve, context: ssl.SSLContext | None = None) -> Iterator[Drip
     thread.join(60)
 
 
-def certified(folder: Path, *, identifiers: bool = True) -> tuple[bytes, ssl.SSLContext]:
+def certified(
+    folder: Path, *, identifiers: bool = True, above: Authority | None = None
+) -> tuple[bytes, ssl.SSLContext]:
     """The certificate of a CA, and the context of a server of 127.0.0.1 that it has signed for."""
-    authority = Authority(folder, identifiers=identifiers)
+    authority = Authority(folder, identifiers=identifiers, above=above)
     authority.establish()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.sign("server"))

@@ -104,8 +104,10 @@ def test_a_refusal_names_verb_resource_reason_and_remedy_and_is_not_repeated(
     assert len(api.requests) == (2 if is_renewing(api, code) else 1)
 
 
+PODS = Answer(body={"metadata": {"resourceVersion": "9"}, "items": []})
 LACKING = Answer(403, status('nodes "n" is forbidden: User "u" cannot get resource "nodes" in API group ""'))
 DENIED = Answer(403, status('nodes "n" is forbidden: it is denied'))
+QUOTED = Answer(403, status('admission webhook "v" denied the request: u cannot get resource "nodes"'))
 UNREADY = Answer(403, status('nodes "n" is forbidden: not yet ready to handle request'))
 
 
@@ -116,11 +118,21 @@ UNREADY = Answer(403, status('nodes "n" is forbidden: not yet ready to handle re
         ([Answer()], LACKING, True),
         ([Answer(404, status("gone"))], LACKING, True),
         ([Answer()], DENIED, False),
+        ([Answer()], QUOTED, False),
         ([], UNREADY, True),
         ([Answer(503)], LACKING, True),
         ([Answer(cut=True)], LACKING, True),
     ],
-    ids=["never allowed", "allowed before", "allowed, missing", "admission", "admission starts", "busy", "cut"],
+    ids=[
+        "never allowed",
+        "allowed before",
+        "allowed, missing",
+        "admission",
+        "a webhook that quotes",
+        "admission starts",
+        "busy",
+        "cut",
+    ],
 )
 def test_a_403_is_repeated_where_the_server_may_still_be_starting(
     api: Scripted, before: list[Answer], answer: Answer, is_repeated: bool
@@ -148,8 +160,28 @@ def test_a_right_that_is_taken_away_is_refused_in_the_end_and_then_at_once(api: 
     assert BUDGET_S * (1.0 - END_SHARE) <= api.clock.now - begun <= BUDGET_S
     api.clock.now = begun + STARTING_S
     api.requests.clear()
-    with pytest.raises(ApiRefused):
+    for _ in range(2):  # what another object is allowed in between changes nothing
+        with pytest.raises(ApiRefused):
+            api.cluster.node()
+        assert len(api.requests) == 1
+        api.answer(Answer(), LACKING)
         api.cluster.node()
+        api.requests.clear()
+
+
+def test_after_rights_were_taken_away_other_refusals_are_final_at_once(api: Scripted) -> None:
+    api.answer(Answer(), PODS)
+    api.cluster.node()
+    api.cluster.pods()
+    api.cluster.limit_retries(1.0)
+    api.answer(LACKING)
+    for _ in range(int(STARTING_S) + 2):
+        with pytest.raises(ApiRefused):
+            api.cluster.node()
+        api.clock.now += 1.0
+    api.requests.clear()
+    with pytest.raises(ApiRefused):
+        api.cluster.pods()
     assert len(api.requests) == 1
 
 

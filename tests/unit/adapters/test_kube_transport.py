@@ -41,6 +41,7 @@ from driver_manager.core.pods import PodWait
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, PodsRemain, WatchBroken
 from driver_manager.domain.node import NodeChange
+from tests.support.control_plane.servers import Authority
 from tests.support.fakes.clock import RecordingReporter
 from tests.support.fakes.dripping import (
     ANSWERS,
@@ -557,15 +558,7 @@ def test_a_server_that_no_proxy_names_is_asked_directly(tmp_path: Path, identity
 def test_an_unreachable_server_behind_a_proxy_has_no_proxy_in_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: str
 ) -> None:
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-    }
-    (tmp_path / "config").write_text(json.dumps(config))
+    (tmp_path / "config").write_text(kubeconfig("https://127.0.0.1:1"))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", rules)
     api = kube_api.KubeApi(load_client(str(tmp_path / "config")), SystemClock(), RecordingReporter(), 1.0)
@@ -604,6 +597,49 @@ def test_a_ca_without_key_identifiers_is_trusted_and_another_one_is_not(
             with pytest.raises(in_pod.Unreachable) as caught:
                 transport.send(GET, connect_s=5, read_s=5)
             assert caught.value.doubt is not None
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+def test_an_intermediate_ca_is_trusted_without_its_root(tmp_path: Path, kind: str) -> None:
+    for name in ("root", "middle"):
+        (tmp_path / name).mkdir()
+    root = Authority(tmp_path / "root")
+    root.establish()
+    authority, context = certified(tmp_path / "middle", above=root)
+    account = make_account(tmp_path / "account", "t", authority)
+
+    def answers(peer: Peer) -> None:
+        peer.take()
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    with server(answers, context) as there:
+        configuration = kube_client.Configuration(host=f"https://127.0.0.1:{there.port}")
+        configuration.proxy, configuration.ssl_ca_cert = None, str(account / "ca.crt")
+        configuration.api_key = {"authorization": "Bearer t"}
+        in_a_pod = kind == IN_POD
+        transport = InPod(account, variables(there.port)) if in_a_pod else Library(kube_client.ApiClient(configuration))
+        assert transport.send(GET, connect_s=5, read_s=5).status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "rules", "proxy"),
+    [
+        ("127.0.0.1", "127.0.0.1 .svc", None),
+        ("127.0.0.1", "127.0.0.0/8:6443", None),
+        ("[fd00::1]", "[fd00::/8]", None),
+        ("127.0.0.1", "10.0.0.0/8", "http://127.0.0.1:1"),
+    ],
+)
+def test_a_kubeconfig_is_followed_with_the_same_rules_for_proxies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, rules: str, proxy: str | None
+) -> None:
+    (tmp_path / "config").write_text(kubeconfig(f"https://{host}:6443"))
+    for name in in_pod.PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", rules)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert library.load_kubeconfig(str(tmp_path / "config"))._client.configuration.proxy == proxy
 
 
 NO_ADDRESS, NO_CA = "do not name the API server", "its CA certificate cannot be read"

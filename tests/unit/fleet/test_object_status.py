@@ -83,9 +83,7 @@ OUTLOOK = Outlook(
     wave=2,
     nodes=(
         NodeView("node-1", NodePhase.DONE, 1, "", NOW_S - 300),
-        NodeView(
-            "node-2", NodePhase.UNDER_WAY, 2, "the driver pod restarts", NOW_S - 20, uid="u2", is_restarted=True
-        ),
+        NodeView("node-2", NodePhase.UNDER_WAY, 2, "the driver pod restarts", NOW_S - 20, uid="u2", is_restarted=True),
         NodeView("node-3", NodePhase.FAILED, 2, "the driver is not ready after 30 min", NOW_S - 5, uid="u3"),
         NodeView("node-4", NodePhase.WAITING, 2, "maxParallel is reached", preflight=PASSES),
         NodeView("node-5", NodePhase.WAITING, 2, "maxParallel is reached"),
