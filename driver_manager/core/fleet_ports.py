@@ -155,6 +155,10 @@ class Leadership(Protocol):
         """The monotonic time from which `hold` sends a request."""
 
     @property
+    def last_renewed_s(self) -> float | None:
+        """When the leader before us last renewed the Lease, by its clock, since the epoch; None if unknown."""
+
+    @property
     def leader(self) -> str:
         """The leader at the last request, "" without one."""
 

@@ -17,6 +17,7 @@ from driver_manager.domain.deadline import around_s
 from driver_manager.domain.errors import Conflict
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.state import SlotHolder, Slots, SlotsSeen, SlotsUnreadable, decode_slots, encode_slots
+from driver_manager.domain.wire import seconds_of
 
 
 class Lease:
@@ -83,12 +84,16 @@ MOST_S = 120
 
 
 class _Record(Struct, frozen=True):
-    """The Lease as last read. `lasts_s` is how long it is valid after a change, in seconds."""
+    """The Lease as last read. `lasts_s` is how long it is valid after a change, in seconds.
+
+    `renewed_s` is the last renewal by its holder's clock, in seconds since the epoch; None if unknown.
+    """
 
     version: str
     holder: str
     lasts_s: float
     transitions: int
+    renewed_s: float | None = None
 
 
 class LeaseLeadership:
@@ -114,6 +119,10 @@ class LeaseLeadership:
         if self._ours is not None:
             return self._identity
         return self._seen.holder if self._seen is not None else ""
+
+    @property
+    def last_renewed_s(self) -> float | None:
+        return self._seen.renewed_s if self._seen is not None else None
 
     def may_act(self) -> bool:
         """See the port. The wall clock counts too: the monotonic clock stops while a machine sleeps."""
@@ -176,7 +185,7 @@ class LeaseLeadership:
         return {"holderIdentity": self._identity, "leaseDurationSeconds": LEASE_S, "renewTime": self._now()}
 
     def _now(self) -> str:
-        """The time for people who look at the Lease; the code does not compare it."""
+        """The time for people who look at the Lease; only a new leader compares it, to learn that clocks differ."""
         return datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -189,6 +198,7 @@ def _as_record(body: Mapping[str, Any]) -> _Record:
         text_of(spec, "holderIdentity"),
         float(min(MOST_S, lasts_s)),
         typed(spec.get("leaseTransitions"), int, 0),
+        seconds_of(text_of(spec, "renewTime")),
     )
 
 

@@ -270,6 +270,9 @@ MAX_AT_ONCE = 20
 CLOCK_SET_S = 30.0
 """By how much the wall clock may change against the monotonic clock: no correction of a running clock is as large."""
 
+AWAY_S = 120.0
+"""Seconds without a leader from which the next one cannot tell whether its clock is ahead of the last leader's."""
+
 LEASE = "the Lease"
 
 ActT = TypeVar("ActT", bound=Act)
@@ -355,6 +358,9 @@ class FleetController:
         self._is_leading = self._holds
         self._begin()
         if self._is_leading:
+            before_s, wall_s = self._ports.leadership.last_renewed_s, self._ports.clock.wall()
+            if before_s is not None and not -CLOCK_SET_S < wall_s - before_s < AWAY_S:
+                self._clock_s = wall_s
             self._ports.reporter.info(f"leading the rollouts of namespace {self._namespace}")
             self._ports.cluster.follow(self._world.subjects())
         else:

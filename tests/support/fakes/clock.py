@@ -15,6 +15,7 @@ class FakeClock:
 
     def __init__(self, killer: Killer | None = None) -> None:
         self.now = 1_000.0
+        self.ahead_s = 0.0
         self.drawn = 0.5
         self.slept: list[float] = []
         self.ended_at: float | None = None
@@ -56,7 +57,8 @@ class FakeClock:
         return self.now
 
     def wall(self) -> float:
-        return 1_700_000_000.0 + self.now
+        """`ahead_s` is changed by whoever sets the clock."""
+        return 1_700_000_000.0 + self.now + self.ahead_s
 
     def random(self) -> float:
         return self.drawn

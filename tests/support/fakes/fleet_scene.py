@@ -397,6 +397,7 @@ class FakeLeadership:
     error: Exception | None = None
     asked: int = 0
     released: int = 0
+    last_renewed_s: float | None = None
 
     @property
     def due_s(self) -> float:

@@ -73,6 +73,7 @@ def test_a_lease_that_is_not_renewed_is_taken_after_it_has_run_out_and_not_befor
     assert not pair.first.hold()
     assert pair.first.leader == "second"
     assert pair.lease["spec"]["leaseTransitions"] == 1
+    assert pair.second.last_renewed_s == pytest.approx(1_700_000_000.0 + began)
 
 
 def test_whoever_comes_late_waits_a_whole_lease_whatever_time_is_written_in_it(pair: Pair) -> None:

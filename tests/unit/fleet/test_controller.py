@@ -289,6 +289,24 @@ def test_controllers_that_lead_in_turn_by_the_lease_never_restart_a_pod_twice(da
     check_each_once(scene, new)
 
 
+# clocks
+
+
+@pytest.mark.parametrize("step_s", [7200.0, -7200.0])
+@pytest.mark.parametrize("is_new", [False, True], ids=["the leader's", "the next leader's"])
+def test_a_clock_that_is_set_fails_no_node(step_s: float, is_new: bool) -> None:
+    scene, run, new = upgrading(3, FakeLeadership())
+    scene.broken.update(scene.pods())
+    run.until(lambda: serving(scene, new) < 3 and UNDER_WAY in scene.upgrades().values(), "a node is under way")
+    before_s = scene.clock.wall()
+    scene.clock.ahead_s = step_s
+    if is_new:
+        run = ControllerRun(scene, leadership=FakeLeadership(scene.clock, last_renewed_s=before_s))
+    run.idle_for(1700.0)
+    assert scene.phase() == "Progressing"
+    run.until_phase("Halted", 400.0)
+
+
 # kills
 
 
