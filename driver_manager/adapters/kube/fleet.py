@@ -68,8 +68,11 @@ from driver_manager.domain.errors import (
     WatchExpired,
 )
 from driver_manager.domain.fleet.spec import (
+    DEFAULT_TOLERATIONS,
     GROUP,
+    HOST_NETWORK_TOLERATIONS,
     KIND,
+    NAME_FIELD,
     PLURAL,
     VERSION,
     DaemonSetFacts,
@@ -78,10 +81,15 @@ from driver_manager.domain.fleet.spec import (
     GatePod,
     NodeRecord,
     NodeRecordUnreadable,
+    NodeTerm,
+    Placement,
+    Requirement,
     Revision,
     RolloutObject,
+    Taint,
     Task,
     TaskPod,
+    Toleration,
     Zones,
     decode_node_record,
     read,
@@ -134,9 +142,43 @@ def as_daemon_set(item: Mapping[str, Any]) -> DaemonSetFacts:
         resource_version=text_of(metadata, "resourceVersion"),
         update_strategy=text_of(spec.get("updateStrategy") or {}, "type", "RollingUpdate"),
         is_current=typed(status.get("observedGeneration"), int, 0) >= typed(metadata.get("generation"), int, 0),
-        places=selectors.parse(_selector({"matchLabels": template.get("nodeSelector")})),
-        desired=max(0, typed(status.get("desiredNumberScheduled"), int, 0)),
+        places=_placement(template),
         pods=_selector(spec.get("selector") or {}),
+    )
+
+
+def _placement(pod: Mapping[str, Any]) -> Placement:
+    """The rules of a pod spec."""
+    added = DEFAULT_TOLERATIONS + (HOST_NETWORK_TOLERATIONS if pod.get("hostNetwork") else ())
+    given = (
+        Toleration(*(text_of(one, key) for key in ("key", "operator", "value", "effect")))
+        for one in pod.get("tolerations") or ()
+    )
+    return Placement(
+        selectors.parse(_selector({"matchLabels": pod.get("nodeSelector")})), _required_affinity(pod), (*given, *added)
+    )
+
+
+def _required_affinity(pod: Mapping[str, Any]) -> tuple[NodeTerm, ...] | None:
+    required = ((pod.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    if required is None:
+        return None
+    return tuple(
+        NodeTerm(_requirements(term.get("matchExpressions")), _requirements(term.get("matchFields")))
+        for term in required.get("nodeSelectorTerms") or ()
+    )
+
+
+def _requirements(found: Iterable[Mapping[str, Any]] | None) -> tuple[Requirement, ...]:
+    return tuple(
+        Requirement(
+            text_of(one, "key"),
+            text_of(one, "operator"),
+            tuple(typed(value, str, "") for value in one.get("values") or ()),
+        )
+        for one in found or ()
     )
 
 
@@ -153,7 +195,7 @@ def as_revision(item: Mapping[str, Any]) -> Revision:
 
 
 def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> FleetNode:
-    metadata, status = item["metadata"], item.get("status") or {}
+    metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels, notes = _interned(texts_of(metadata, "labels")), texts_of(metadata, "annotations")
     listed = status.get("conditions") or []
     conditions = _interned({text_of(one, "type"): text_of(one, "status") for one in listed})
@@ -168,7 +210,7 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> FleetNode:
         uid=text_of(metadata, "uid"),
         resource_version=text_of(metadata, "resourceVersion"),
         labels=labels,
-        unschedulable=bool((item.get("spec") or {}).get("unschedulable")),
+        unschedulable=bool(spec.get("unschedulable")),
         is_ready=conditions.get("Ready") == "True",
         is_skipped=bool(keys.skip) and labels.get(keys.skip) == TRUE,
         is_operated=bool(keys.upgrade_enabled) and notes.get(keys.upgrade_enabled) == TRUE,
@@ -188,7 +230,13 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> FleetNode:
         ready_s=seconds_of(text_of(ready, "lastTransitionTime")) or 0.0,
         is_rebooting=bool(keys.reboot_in_progress) and keys.reboot_in_progress in notes,
         is_reboot_approved=bool(keys.approve_reboot) and notes.get(keys.approve_reboot) == APPROVED,
+        taints=tuple(map(_taint, spec.get("taints") or ())),
+        is_deleting=bool(metadata.get("deletionTimestamp")),
     )
+
+
+def _taint(one: Mapping[str, Any]) -> Taint:
+    return Taint(*(intern(text_of(one, key)) for key in ("key", "value", "effect")))
 
 
 def as_driver_pod(item: Mapping[str, Any]) -> DriverPod:
@@ -198,11 +246,11 @@ def as_driver_pod(item: Mapping[str, Any]) -> DriverPod:
         namespace=intern(text_of(metadata, "namespace")),
         name=text_of(metadata, "name"),
         uid=text_of(metadata, "uid"),
-        node=_node_of(item),
+        node=_node_of(item) or _wanted_node(item.get("spec") or {}),
         revision=intern(texts_of(metadata, "labels").get(REVISION_LABEL, "")),
         is_ready=_is_ready(status),
         is_deleting=bool(metadata.get("deletionTimestamp")),
-        why_waiting=_why_waiting(containers),
+        why_waiting=_why_unscheduled(status) or _why_waiting(containers),
         made_s=_made_s(metadata),
     )
 
@@ -257,6 +305,15 @@ def _node_of(pod: Mapping[str, Any]) -> str:
     return intern(text_of(pod.get("spec") or {}, "nodeName"))
 
 
+def _wanted_node(pod: Mapping[str, Any]) -> str:
+    """The node for which the DaemonSet controller created a pod that is not scheduled; "" if unknown.
+
+    It is in the affinity that the controller adds (pkg/controller/daemon/util/daemonset_util.go, GetTargetNodeName).
+    """
+    named = (one for term in _required_affinity(pod) or () for one in term.fields if one.operator == "In")
+    return intern(next((name for one in named if one.key == NAME_FIELD for name in one.values), ""))
+
+
 def _interned(texts: Mapping[str, str]) -> Mapping[str, str]:
     return {intern(key): intern(value) for key, value in texts.items()}
 
@@ -273,6 +330,12 @@ def _record(text: str | None) -> tuple[NodeRecord | None, str]:
 
 def _is_ready(status: Mapping[str, Any]) -> bool:
     return any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or [])
+
+
+def _why_unscheduled(status: Mapping[str, Any]) -> str:
+    """The scheduler's message on a pod that is not scheduled, else ""."""
+    found = (one for one in status.get("conditions") or [] if one.get("type") == "PodScheduled")
+    return next((text_of(one, "message") for one in found if one.get("status") == "False"), "")
 
 
 def _why_waiting(containers: Iterable[Mapping[str, Any]]) -> str:

@@ -69,16 +69,12 @@ from driver_manager.domain.text import several
 
 
 class View(Struct, frozen=True):
-    """What the phase depends on: where every node stands, nodes by phase, the nodes that start, preflights.
-
-    `without_pod` is the number of nodes on which the DaemonSet wants a pod and has none.
-    """
+    """What the phase depends on: where every node stands, nodes by phase, the nodes that start, preflights."""
 
     seen: Survey
     by_place: dict[NodePhase, list[NodeStatus]]
     starts: Starts
     checks: Checks
-    without_pod: int
 
     def named(self, place: NodePhase) -> str:
         return several(standing.member.node.name for standing in self.by_place[place])
@@ -113,7 +109,7 @@ def _complete(view: View) -> Caption | None:
     if any(view.by_place[place] for place in (NodePhase.WAITING, NodePhase.UNDER_WAY, NodePhase.FAILED)):
         return None
     left_out = view.by_place[NodePhase.LEFT_OUT]
-    if view.without_pod or not all(standing.member.is_excluded for standing in left_out):
+    if view.seen.without_pod or not all(standing.member.is_excluded for standing in left_out):
         return None
     done = len(view.by_place[NodePhase.DONE])
     if not done:
@@ -129,6 +125,10 @@ def _held(view: View) -> Caption | None:
         return None
     under_way = view.by_place[NodePhase.UNDER_WAY]
     rest = f"; still under way: {view.named(NodePhase.UNDER_WAY)}" if under_way else ""
+    good, target = view.seen.terms.fleet.memory.good, view.seen.terms.target
+    # The DaemonSet creates the pods of new nodes from its newest template, whatever the rollout does.
+    if hold.reason in ("Paused", "NodesFailed", "FailedBefore") and good not in ("", target):
+        rest += f"; new nodes get revision {target} anyway, until `rollout undo`"
     return Caption(hold.phase, hold.reason, hold.message + rest)
 
 
@@ -208,7 +208,8 @@ def _left_out(view: View) -> Caption | None:
 
 
 def _without_pod(view: View) -> Caption | None:
-    text = f"{_nodes(view.without_pod)} without a driver pod that the DaemonSet wants"
+    names = view.seen.without_pod
+    text = f"{_nodes(len(names))} without a driver pod that the DaemonSet wants: {several(names)}"
     return Caption(Phase.WAITING_FOR_NODES, "PodsMissing", text)
 
 
@@ -478,7 +479,7 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
 
 def survey(fleet: Fleet, now_s: float) -> Survey:
     """Where every node of the rollout stands."""
-    members, target = rollout_members(fleet), newest_revision(fleet.revisions)
+    (members, without_pod), target = rollout_members(fleet), newest_revision(fleet.revisions)
     judged = {member.node.name for member in members if member.is_taken or member.record is not None}
     terms = Terms(
         fleet,
@@ -497,21 +498,19 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
     ]
     failed = [one for one in standings if one.verdict.place is NodePhase.FAILED]
     failing = [one for one in standings if one.verdict.fails and one.member.is_for(target)]
-    lost = lost_nodes(fleet, target, now_s)
-    seen = Survey(terms, standings, turn(standings, terms), assigned.unmatched, [*failed, *failing], lost)
+    lost, unmatched = lost_nodes(fleet, target, now_s), assigned.unmatched
+    seen = Survey(terms, standings, turn(standings, terms), unmatched, [*failed, *failing], without_pod, lost)
     hold = next((found for guard in HOLD_GUARDS if (found := guard(seen)) is not None), None)
     return replace(seen, hold=hold)
 
 
 def view_of(seen: Survey) -> View:
     """The nodes that start, and everything that is shown."""
-    checks, daemon_set = preflight_checks(seen), seen.terms.fleet.daemon_set
-    desired = daemon_set.desired if daemon_set is not None else 0
-    without_pod = max(0, desired - sum(one.member.pod is not None for one in seen.standings))
+    checks = preflight_checks(seen)
     by_place: dict[NodePhase, list[NodeStatus]] = {place: [] for place in NodePhase}
     for standing in seen.standings:
         by_place[standing.verdict.place].append(standing)
-    return View(seen, by_place, starts(seen, checks.reasons), checks, without_pod)
+    return View(seen, by_place, starts(seen, checks.reasons), checks)
 
 
 # Pace: how long the rest of the rollout takes

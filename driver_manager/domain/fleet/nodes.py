@@ -101,11 +101,10 @@ def _foreign(member: Member, terms: Terms) -> NodeDecision | None:
 
 def _no_longer_placed(member: Member, terms: Terms) -> NodeDecision | None:
     """The DaemonSet no longer places a pod on the node. This is not a failure."""
-    daemon_set = terms.fleet.daemon_set
-    if member.pod is not None or daemon_set is None or daemon_set.places.matches(member.node.labels):
+    if member.pod is not None or not (why := why_not_placed(member, terms)):
         return None
     stands = NodePhase.UNDER_WAY if member.is_taken else NodePhase.LEFT_OUT
-    return NodeDecision(stands, "the DaemonSet no longer places a pod on it", (release(member.node),))
+    return NodeDecision(stands, f"the DaemonSet no longer places a pod on it: {why}", (release(member.node),))
 
 
 def _taken(member: Member, terms: Terms) -> NodeDecision | None:
@@ -131,7 +130,7 @@ def _failed(member: Member, terms: Terms) -> NodeDecision | None:
         return None
     if not member.node.wants_retry:
         return NodeDecision(NodePhase.FAILED, record.reason)
-    unfit = why_unfit(member)
+    unfit = why_unfit(member, terms)
     return NodeDecision(
         NodePhase.FAILED, f"a retry was asked for, but it {unfit}" if unfit else "", wants_turn=not unfit
     )
@@ -182,7 +181,7 @@ def _late(member: Member, pod: DriverPod, terms: Terms) -> NodeDecision | None:
     if state is not None and state in BROKEN:
         said = f": the node reports {state.value}: {node.outcome or 'no outcome'}"
     reason = f"has the target revision, and does not serve it within {spoken(terms.policy.node_timeout_s)}{said}"
-    return NodeDecision(NodePhase.FAILED, reason, wants_turn=node.wants_retry and not why_unfit(member))
+    return NodeDecision(NodePhase.FAILED, reason, wants_turn=node.wants_retry and not why_unfit(member, terms))
 
 
 def _has_left(member: Member, terms: Terms) -> NodeDecision | None:
@@ -198,7 +197,7 @@ def _has_left(member: Member, terms: Terms) -> NodeDecision | None:
 
 
 def _unfit(member: Member, terms: Terms) -> NodeDecision | None:
-    return _left_out(why_unfit(member))
+    return _left_out(why_unfit(member, terms))
 
 
 def _not_passed(member: Member, terms: Terms) -> NodeDecision | None:
@@ -269,26 +268,36 @@ def _foreign_word(member: Member) -> str:
 
 FOREIGN: tuple[Callable[[Member], str], ...] = (_unreadable, _another_rollout, _operated, _foreign_word)
 
-UNFIT: tuple[tuple[str, Callable[[Member], bool]], ...] = (
-    ("has no driver pod", lambda one: one.pod is None and not one.node.wants_retry),
-    ("its driver pod is being deleted", lambda one: one.pod is not None and one.pod.is_deleting),
-    (SKIPPED, lambda one: one.node.is_skipped),
-    ("the Node is not Ready", lambda one: not one.node.is_ready),
+
+def why_not_placed(member: Member, terms: Terms) -> str:
+    """Why the DaemonSet creates no pod on the node, "" if it creates one."""
+    daemon_set = terms.fleet.daemon_set
+    return daemon_set.places.why_not(member.node) if daemon_set is not None else ""
+
+
+UNFIT: tuple[tuple[str, Callable[[Member, Terms], bool | str]], ...] = (
+    ("has no driver pod", lambda one, _: one.pod is None and not one.node.wants_retry),
+    ("its driver pod is being deleted", lambda one, _: one.pod is not None and one.pod.is_deleting),
+    (SKIPPED, lambda one, _: one.node.is_skipped),
+    ("is being removed", lambda one, _: one.node.why_leaving),
+    ("the Node is not Ready", lambda one, _: not one.node.is_ready),
     # A run's own cordon does not count: a failed run keeps it, and the next revision may repair that node.
-    ("is cordoned by somebody else", lambda one: one.node.unschedulable and not one.node.is_cordoned_by_run),
+    ("is cordoned by somebody else", lambda one, _: one.node.unschedulable and not one.node.is_cordoned_by_run),
     # Runs on a failed node retry without end, so they do not count: the next revision may start.
     (
         "a run is working on it",
-        lambda one: one.node.driver_state is NodeState.UPGRADING and one.state is not UpgradeState.FAILED,
+        lambda one, _: one.node.driver_state is NodeState.UPGRADING and one.state is not UpgradeState.FAILED,
     ),
+    ("the DaemonSet would not create its pod again", why_not_placed),
 )
+"""Each reason, and its test: a text that it returns completes the reason."""
 
 
-def why_unfit(member: Member) -> str:
+def why_unfit(member: Member, terms: Terms) -> str:
     """Why the node cannot start, "" if it can."""
     for why, holds in UNFIT:  # asked of every node in every decision: a generator takes half as long again
-        if holds(member):
-            return why
+        if found := holds(member, terms):
+            return why if found is True else f"{why}: {found}"
     return ""
 
 
@@ -516,13 +525,15 @@ def _cleared(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, dri
         return NodeDecision(
             NodePhase.UNDER_WAY, "is cleared; its driver pod has the target revision again", untouched=held
         )
-    why = "is cleared; its driver pod will be deleted"
-    if member.node.is_ready:
+    why, unplaced = "is cleared; its driver pod will be deleted", why_not_placed(member, terms)
+    if member.node.is_ready and not unplaced:
         return NodeDecision(NodePhase.UNDER_WAY, why, untouched=Untouched(record, driver, has_begun=True))
     until_s = terms.begun_s(record.since_s) + terms.policy.node_timeout_s
     if terms.now_s >= until_s:
-        return _failing(member, record, terms, f"{why}, but the Node is not Ready")
-    return NodeDecision(NodePhase.UNDER_WAY, f"{why} once the Node is Ready", until_s=until_s)
+        obstacle = f"the DaemonSet would not create it again: {unplaced}" if unplaced else "the Node is not Ready"
+        return _failing(member, record, terms, f"{why}, but {obstacle}")
+    later = f"the DaemonSet would create it again: {unplaced}" if unplaced else "the Node is Ready"
+    return NodeDecision(NodePhase.UNDER_WAY, f"{why} once {later}", until_s=until_s)
 
 
 def _not_cleared_yet(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, driver: DriverPod) -> NodeDecision:
@@ -657,7 +668,7 @@ def restart(member: Member, found: Untouched, seen: Survey) -> tuple[tuple[Act, 
         return (() if seen.is_aside else (_next_of_taken(member, found, terms),)), None
     stale_s = terms.begun_s(record.since_s) + STALE_S
     is_stale = terms.now_s >= stale_s
-    is_unwanted = record.revision != terms.target or bool(why_unfit(member))
+    is_unwanted = record.revision != terms.target or bool(why_unfit(member, terms))
     if is_stale and (is_unwanted or seen.hold is not None):
         return _given_up(member, found.clears), None
     if is_unwanted or seen.is_aside:

@@ -262,6 +262,154 @@ class RolloutPolicy(Struct, frozen=True):
     preflight: PreflightMode = PreflightMode.OFF
 
 
+# Where the DaemonSet creates pods: the node selector, node affinity and tolerations of its template
+#
+# Its controller creates a pod on a node that matches all of them (kubernetes/kubernetes,
+# pkg/controller/daemon/daemon_controller.go, NodeShouldRunDaemonPod). A taint with the effect NoSchedule ends no
+# running pod, so a node can have a driver pod that the controller would not create again.
+
+NO_SCHEDULE, NO_EXECUTE = "NoSchedule", "NoExecute"
+
+
+class Taint(Struct, frozen=True):
+    key: str
+    value: str = ""
+    effect: str = NO_SCHEDULE
+
+    def __str__(self) -> str:
+        return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
+
+
+class Toleration(Struct, frozen=True):
+    """A toleration of a pod; an empty key or effect matches all, and an empty operator is Equal.
+
+    The operators Lt and Gt tolerate nothing here: they are alpha (feature gate TaintTolerationComparisonOperators), and
+    a node that is left out keeps its driver.
+    """
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+    def tolerates(self, taint: Taint) -> bool:
+        """True if the taint does not repel the pod (k8s.io/api core/v1, toleration.go, ToleratesTaint)."""
+        if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
+            return False
+        return self.operator == "Exists" or (self.operator in ("", "Equal") and self.value == taint.value)
+
+
+def _every(effect: str, *conditions: str) -> tuple[Toleration, ...]:
+    return tuple(Toleration(f"node.kubernetes.io/{name}", "Exists", effect=effect) for name in conditions)
+
+
+DEFAULT_TOLERATIONS = (
+    *_every(NO_EXECUTE, "not-ready", "unreachable"),
+    *_every(NO_SCHEDULE, "disk-pressure", "memory-pressure", "pid-pressure", "unschedulable"),
+)
+"""Tolerations that the DaemonSet controller adds to all pods (pkg/controller/daemon/util/daemonset_util.go)."""
+
+HOST_NETWORK_TOLERATIONS = _every(NO_SCHEDULE, "network-unavailable")
+"""Tolerations that it adds to pods of the host's network (same file)."""
+
+
+def _whole(text: str | None) -> int | None:
+    """The number in `text`, None if it is none that the API's 64 bits hold for sure."""
+    return int(text) if text is not None and re.fullmatch("[+-]?[0-9]{1,18}", text) else None
+
+
+def _is_more(value: str | None, than: str | None) -> bool:
+    number, bound = _whole(value), _whole(than)
+    return number is not None and bound is not None and number > bound
+
+
+_OPERATORS: Mapping[str, Callable[[str | None, tuple[str, ...]], bool]] = {
+    "In": lambda value, values: value in values,
+    "NotIn": lambda value, values: value not in values,
+    "Exists": lambda value, _: value is not None,
+    "DoesNotExist": lambda value, _: value is None,
+    "Gt": lambda value, values: len(values) == 1 and _is_more(value, values[0]),
+    "Lt": lambda value, values: len(values) == 1 and _is_more(values[0], value),
+}
+
+
+class Requirement(Struct, frozen=True):
+    """One expression of a node selector term (k8s.io/api core/v1, NodeSelectorRequirement)."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+    def matches(self, texts: Mapping[str, str]) -> bool:
+        """True if it matches these labels or fields. An operator that Kubernetes adds later matches nothing."""
+        operator = _OPERATORS.get(self.operator)
+        return operator is not None and operator(texts.get(self.key), self.values)
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.operator}{' ' if self.values else ''}{','.join(self.values)}"
+
+
+NAME_FIELD = "metadata.name"
+"""The only field of a Node that terms can match."""
+
+
+class NodeTerm(Struct, frozen=True):
+    """A node selector term: all its expressions must match. An empty term matches no node.
+
+    Labels and fields as k8s.io/component-helpers, scheduling/corev1/nodeaffinity matches them.
+    """
+
+    labels: tuple[Requirement, ...] = ()
+    fields: tuple[Requirement, ...] = ()
+
+    def matches(self, node: FleetNode) -> bool:
+        if not self.labels and not self.fields:
+            return False
+        fields = {NAME_FIELD: node.name}
+        return all(one.matches(node.labels) for one in self.labels) and all(one.matches(fields) for one in self.fields)
+
+    def __str__(self) -> str:
+        return " and ".join(str(one) for one in (*self.labels, *self.fields))
+
+
+class Placement(Struct, frozen=True):
+    """The rules of a pod template. `affinity` are the terms of its required node affinity, None without one.
+
+    `tolerations` are those of the pods: with the controller's own.
+    """
+
+    selector: Selector = Selector()
+    affinity: tuple[NodeTerm, ...] | None = None
+    tolerations: tuple[Toleration, ...] = DEFAULT_TOLERATIONS
+
+    def why_not(self, node: FleetNode) -> str:
+        """Why the DaemonSet creates no pod on the node, "" if it creates one."""
+        if not self.selector.matches(node.labels):
+            return f"its labels do not match the nodeSelector {self.selector.text}"
+        if self.affinity is not None and not any(term.matches(node) for term in self.affinity):
+            return f"it does not match the required node affinity: {' or '.join(map(str, self.affinity)) or 'no term'}"
+        for taint in node.taints:
+            if taint.effect in (NO_SCHEDULE, NO_EXECUTE) and not any(one.tolerates(taint) for one in self.tolerations):
+                return f"its taint {taint} is not tolerated"
+        return ""
+
+
+REMOVAL_TAINTS = frozenset(
+    {
+        # Before it drains a node that it removes (kubernetes/autoscaler, cluster-autoscaler/utils/taints/taints.go).
+        # DeletionCandidateOfClusterAutoscaler does not count: it marks a node that is not needed at the moment.
+        "ToBeDeletedByClusterAutoscaler",
+        # kubernetes-sigs/karpenter, pkg/apis/v1/taints.go; before version 1, pkg/apis/v1beta1/taints.go
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        # A Node that a rolling update of its MachineDeployment replaces (kubernetes-sigs/cluster-api,
+        # api/core/v1beta2/common_types.go); its other taint in that domain is for new Nodes.
+        "node.cluster.x-k8s.io/outdated-revision",
+    }
+)
+"""Keys of taints that autoscalers and Cluster API set on a node that they remove."""
+
+
 class FleetNode(Struct, frozen=True):
     """The facts of a Node for a rollout. `upgrade` is the value of the state label, "" without it.
 
@@ -272,7 +420,7 @@ class FleetNode(Struct, frozen=True):
     run; `is_cordoned_by_run`: the journal has the cordon; `cleared_by` is the uid of the pod whose run has cleared the
     node, from the journal. `window` is the last outage that a run or health-watch has shown. `ready_s` is when the Node
     became Ready, 0 if unknown. `is_rebooting`: a rebooter was granted a reboot, which is not over; before that,
-    `is_reboot_approved`.
+    `is_reboot_approved`. `is_deleting`: the Node has a deletionTimestamp.
     """
 
     name: str
@@ -299,17 +447,30 @@ class FleetNode(Struct, frozen=True):
     ready_s: float = 0.0
     is_rebooting: bool = False
     is_reboot_approved: bool = False
+    taints: tuple[Taint, ...] = ()
+    is_deleting: bool = False
 
     @property
     def state_word(self) -> str:
         """The state of the upgrade, by the record if that has it, else by the label; "" for none."""
         return self.record.state if self.record is not None and self.record.state else self.upgrade
 
+    @property
+    def why_leaving(self) -> str:
+        """The mark of a node that is being removed, "" without one."""
+        if self.is_deleting:
+            return "it has a deletionTimestamp"
+        for taint in self.taints:
+            if taint.key in REMOVAL_TAINTS:
+                return f"it has the taint {taint.key}"
+        return ""
+
 
 class DriverPod(Struct, frozen=True):
     """A pod of the driver's DaemonSet. `revision` is the value of its `controller-revision-hash` label.
 
-    `why_waiting` is the reason in the status of a waiting container. `made_s` is its creation, 0 if unknown.
+    `why_waiting` is the reason in the status of a waiting container, or why the pod is not scheduled. `made_s` is its
+    creation, 0 if unknown.
     """
 
     namespace: str
@@ -334,8 +495,8 @@ class TaskPod(Struct, frozen=True):
     """A short-lived pod that a rollout created for one node, from the template of `revision`.
 
     `exit_code` is that of its container, None if it has not ended or never ran. `has_ended`: the pod is in a final
-    phase. `message` is its termination message, or why it has none. `why_waiting`: see DriverPod. `ended_s` is the end
-    of its container, None if unknown.
+    phase. `message` is its termination message, or why it has none. `why_waiting` is the reason in the status of a
+    waiting container. `ended_s` is the end of its container, None if unknown.
     """
 
     namespace: str
@@ -375,7 +536,7 @@ class Revision(Struct, frozen=True):
 class DaemonSetFacts(Struct, frozen=True):
     """The driver's DaemonSet. `is_current`: its controller creates pods from the newest revision.
 
-    `desired` is the number of nodes that get a pod, from its status; 0 if unknown. `pods` is the selector of its pods.
+    `places` are the rules of its template, the newest revision's. `pods` is the selector of its pods.
     """
 
     namespace: str
@@ -384,8 +545,7 @@ class DaemonSetFacts(Struct, frozen=True):
     resource_version: str
     update_strategy: str
     is_current: bool = True
-    places: Selector = field(default_factory=Selector)
-    desired: int = 0
+    places: Placement = Placement()
     pods: str = ""
 
 

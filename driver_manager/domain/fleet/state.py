@@ -262,19 +262,24 @@ class Member(Struct, frozen=True):
     @property
     def is_excluded(self) -> bool:
         """True if the node is out of the rollout for good: the rollout is complete without it."""
-        return self.node.is_skipped or self.node.is_operated
+        return self.node.is_skipped or self.node.is_operated or bool(self.node.why_leaving)
 
 
-def rollout_members(fleet: Fleet) -> list[Member]:
-    """The nodes with a driver pod, or with a record of this rollout that is under way or failed, by name."""
-    pods = pods_by_node(fleet.pods)
-    found = []
+def rollout_members(fleet: Fleet) -> tuple[list[Member], tuple[str, ...]]:
+    """The nodes with a driver pod, or with a record of this rollout that is under way or failed, by name.
+
+    Also the names of other nodes on which the DaemonSet creates a pod, without nodes that the rollout excludes.
+    """
+    pods, places = pods_by_node(fleet.pods), fleet.daemon_set.places if fleet.daemon_set is not None else None
+    found, without_pod = list[Member](), list[str]()
     for node in sorted(fleet.nodes, key=lambda node: node.name):
         record = node.record if node.record is not None and node.record.rollout == fleet.rollout else None
         member = Member(node, pods.get(node.name), STATE_WORDS.get(node.state_word), record)
         if member.pod is not None or member.is_taken or (record is not None and member.state is UpgradeState.FAILED):
             found.append(member)
-    return found
+        elif places is not None and not places.why_not(node) and not member.is_excluded:
+            without_pod.append(node.name)
+    return found, tuple(without_pod)
 
 
 def pods_by_node(pods: Iterable[DriverPod]) -> dict[str, DriverPod]:

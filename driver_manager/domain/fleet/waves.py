@@ -60,28 +60,29 @@ class Budget:
     """
 
     def __init__(self, seen: Survey) -> None:
-        policy, daemon_set = seen.terms.policy, seen.terms.fleet.daemon_set
+        policy, absent = seen.terms.policy, len(seen.without_pod)
         standings = [one for one in seen.standings if not one.is_outside]
         amount, away = policy.max_unavailable, [one.member.node.name for one in standings if one.is_unavailable]
-        # Nodes that the DaemonSet wants a pod on, with neither pod nor record: unavailable, but not known by name.
-        absent = max(0, daemon_set.desired - len(seen.standings)) if daemon_set is not None else 0
         self._parallel = policy.max_parallel if policy.max_parallel != NO_LIMIT else len(standings)
         self._most_away = amount.of(len(standings) + absent) if amount is not None else math.inf
-        self._under_way = sum(standing.verdict.place is NodePhase.UNDER_WAY for standing in standings)
+        self._under_way = [one.member.node.name for one in standings if one.verdict.place is NodePhase.UNDER_WAY]
+        self._full = ""
         self._away = len(away) + absent
-        unnamed = [f"{absent} without a driver pod"] if absent else []
-        self._named = ", ".join([several(away)] * bool(away) + unnamed) or "none"
+        without_pod = [f"without a driver pod: {several(seen.without_pod)}"] if absent else []
+        self._named = ", ".join([several(away)] * bool(away) + without_pod) or "none"
         self.is_refused_for_away = False
 
     @property
     def most_under_way(self) -> int:
         """How many nodes may be under way: by maxParallel, and by what others leave of maxUnavailable."""
-        return int(min(self._parallel, max(0, self._most_away - (self._away - self._under_way))))
+        return int(min(self._parallel, max(0, self._most_away - (self._away - len(self._under_way)))))
 
     def refusal(self, crew: Sequence[NodeStatus]) -> str:
         """Why these nodes cannot start together now, "" if they can."""
-        if self._under_way + len(crew) > self._parallel:
-            return f"waits for others to end: maxParallel is {self._parallel}"
+        if len(self._under_way) + len(crew) > self._parallel:
+            # Thousands of nodes may have this reason.
+            self._full = self._full or several(self._under_way)
+            return f"waits for others to end: maxParallel is {self._parallel}, under way: {self._full}"
         cost = _still_available(crew)
         if cost and self._away + cost > self._most_away:
             self.is_refused_for_away = True
@@ -99,7 +100,8 @@ class Budget:
         return ""
 
     def take(self, crew: Sequence[NodeStatus]) -> None:
-        self._under_way += len(crew)
+        self._under_way += [standing.member.node.name for standing in crew]
+        self._full = ""
         self._away += _still_available(crew)
 
 
@@ -285,8 +287,9 @@ class Survey(Struct, frozen=True):
     """Where every node stands, in the order of their names.
 
     `unmatched` are the waves that match no node of the fleet. `failed` are the nodes that failed for the target, then
-    those that are marked as failed now. `lost` are those that disappeared, of the target. `hold` is what blocks the
-    rollout; its guards are asked before it is known.
+    those that are marked as failed now. `without_pod` are the names of other nodes, on which the DaemonSet creates a
+    pod and which have none: they are unavailable. `lost` are those that disappeared, of the target. `hold` is what
+    blocks the rollout; its guards are asked before it is known.
     """
 
     terms: Terms
@@ -294,6 +297,7 @@ class Survey(Struct, frozen=True):
     turn: WaveProgress
     unmatched: Sequence[int]
     failed: Sequence[NodeStatus]
+    without_pod: Sequence[str]
     lost: Sequence[LostNode] = ()
     hold: Blocked | None = None
 
@@ -408,21 +412,13 @@ def _too_many_failed(seen: Survey) -> Blocked | None:
     lost = [(one.name, one.doing) for one in seen.lost if not one.has_failed]
     told = [f"{word}: {several(name for name, _ in of)}" for word, of in (("failed", failed), ("lost", lost)) if of]
     name, why = (failed or lost)[0]
-    text = f"failureThreshold is {seen.terms.policy.failure_threshold}, {', '.join(told)}; {name}: {why}{_of_new(seen)}"
+    text = f"failureThreshold is {seen.terms.policy.failure_threshold}, {', '.join(told)}; {name}: {why}"
     can_retry = _paused(seen) is None and _window(seen) is None
     return Blocked(Phase.HALTED, "NodesFailed", text, allows_retries=can_retry)
 
 
 def _paused(seen: Survey) -> Blocked | None:
-    if not seen.terms.policy.paused:
-        return None
-    return Blocked(Phase.PAUSED, "Paused", f"the rollout is paused{_of_new(seen)}")
-
-
-def _of_new(seen: Survey) -> str:
-    """A DaemonSet makes the pods of new nodes from its newest template, whatever the rollout does."""
-    good, target = seen.terms.fleet.memory.good, seen.terms.target
-    return f"; new nodes get revision {target} anyway, until `rollout undo`" if good not in ("", target) else ""
+    return Blocked(Phase.PAUSED, "Paused", "the rollout is paused") if seen.terms.policy.paused else None
 
 
 def _window(seen: Survey) -> Blocked | None:

@@ -36,6 +36,7 @@ TOLD: tuple[Story, ...] = (
     _story(700.0, "nothing", "nothing") + _story(65.0, "pause", "template", "restart", "back", "nothing"),
     _story(700.0, "broken", "nothing") + _story(5.0, "nothing"),
     _story(40.0, "lock", *["nothing"] * 10, "unlock"),
+    _story(5.0, "pause", "taint", "nothing", "disrupt", "untaint", "resume"),
     _story(10.0, "pause", "lag", "template", "restart", "nothing", "catch-up", "resume"),
 )
 """Stories of what the dice seldom bring about."""
@@ -84,18 +85,18 @@ class Seen:
         member, record, verdict = standing.member, standing.member.record, standing.verdict
         guard = next(guard for guard in PHASE_CASES if guard(member, terms) is not None)
         _note(self.places, guard, verdict.place.value, verdict.reason)
-        self._obstacles(member)
+        self._obstacles(member, terms)
         if guard.__name__ == PHASE_CASES[3].__name__ and record is not None:
             case = next(case for case in JUDGE_CASES if case(member, record, terms) is not None)
             marks = [act.state.value for act in verdict.acts if isinstance(act, MarkNode) and act.state is not None]
             _note(self.cases, case, code(marks[0]) if marks else "nothing", verdict.reason)
 
-    def _obstacles(self, member: Member) -> None:
+    def _obstacles(self, member: Member, terms: Terms) -> None:
         for obstacle in FOREIGN:
             if why := obstacle(member):
                 _note(self.obstacles, obstacle, "", why)
         for why, holds in UNFIT:
-            if holds(member):
+            if holds(member, terms):
                 self.obstacles[why] = {"": why}
 
 

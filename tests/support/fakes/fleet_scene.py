@@ -83,8 +83,6 @@ class FleetScene:
             self.store.create("nodes", {"metadata": {"name": name, "labels": dict(labels or {})}, "status": status})
             if self.revisions():
                 self._make_pod(name, is_ready=True)
-        if self.revisions():
-            self._count()
 
     def set_driver(self, image: str) -> str:
         """The DaemonSet's template has this image from now on; the hash of its revision."""
@@ -119,10 +117,9 @@ class FleetScene:
         return {**name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": [owner]}
 
     def _count(self) -> None:
-        """As the controller shows the template that it has seen, and on how many nodes it wants a pod of it: on all."""
+        """As the controller shows the template that it has seen."""
         generation = self.store.get("daemonsets", DRIVER, NAMESPACE)["metadata"]["generation"]
-        desired = len(self.store.list_objects("nodes")[0])
-        self._set_status("daemonsets", DRIVER, {"observedGeneration": generation, "desiredNumberScheduled": desired})
+        self._set_status("daemonsets", DRIVER, {"observedGeneration": generation})
 
     def revisions(self) -> list[Obj]:
         return self.store.list_objects("controllerrevisions")[0]

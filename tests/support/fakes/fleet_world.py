@@ -27,12 +27,14 @@ from driver_manager.domain.fleet.spec import (
     GatePod,
     Gates,
     OnHalt,
+    Placement,
     PodGate,
     PreflightMode,
     Requests,
     Revision,
     RolloutPolicy,
     RolloutState,
+    Taint,
     Task,
     TaskPod,
     UnitMode,
@@ -173,7 +175,7 @@ class World:
         self.shown: list[Revision] | None = None
         self.machines: dict[str, Machine] = {}
         self.gates_open = True
-        self.daemon_set_at_first = replace(DAEMON_SET, places=matching("driver!=false"))
+        self.daemon_set_at_first = replace(DAEMON_SET, places=Placement(matching("driver!=false")))
         self.daemon_set: DaemonSetFacts | None = self.daemon_set_at_first
         self.rivals: tuple[str, ...] = ()
         for name in NAMES:
@@ -215,7 +217,6 @@ class World:
 
     def fleet(self) -> Fleet:
         pods = [machine.pod for machine in self.machines.values() if machine.pod is not None]
-        desired = sum(machine.is_placed for machine in self.machines.values())
         gate_pods = [GatePod("npu", name, {"app": "v"}, is_ready=self.gates_open) for name in self.machines]
         return Fleet(
             policy=self.policy,
@@ -224,7 +225,7 @@ class World:
             nodes=tuple(_as_read(machine.facts) for machine in self.machines.values()),
             pods=tuple(pods),
             revisions=tuple(self.revisions if self.shown is None else self.shown),
-            daemon_set=replace(self.daemon_set, desired=desired) if self.daemon_set is not None else None,
+            daemon_set=self.daemon_set,
             gate_pods=tuple(gate_pods),
             rivals=self.rivals,
             rollout=ROLLOUT,
@@ -254,7 +255,7 @@ class World:
         if not machine.is_placed:
             self.restart_by_hand(machine)
         if pod is None:
-            if machine.is_placed and self.up_s >= machine.due_s + COMES_S:
+            if machine.is_placed and not machine.facts.taints and self.up_s >= machine.due_s + COMES_S:
                 self._make_pod(machine, self.template, is_ready=False)
             return
         if self.up_s < machine.due_s:
@@ -457,6 +458,10 @@ def _is_taken(node: FleetNode) -> bool:
     return WORDS.get(node.upgrade) in UNDER_WAY and node.record is not None and node.record.rollout == ROLLOUT
 
 
+def _is_excluded(node: FleetNode) -> bool:
+    return node.is_skipped or node.is_operated or bool(node.why_leaving)
+
+
 def _is_away(node: FleetNode, pod: DriverPod | None) -> bool:
     return node.unschedulable or not node.is_ready or pod is None or pod.is_deleting or not pod.is_ready
 
@@ -511,6 +516,7 @@ class Checked:
             disturbs = isinstance(act, RestartPod) or (isinstance(act, CreatePod) and act.task is Task.CLEAR)
             if begins or (disturbs and not (self.facts.clears_first and node.is_taken_by_run)):
                 assert not node.is_skipped, f"{act.node}: begins although it is skipped"
+                assert not node.taints, f"{act.node}: begins although it gets no other pod, or is being removed"
                 assert node.is_ready, f"{act.node}: begins although it is not Ready"
                 assert not node.unschedulable or node.is_cordoned_by_run, f"{act.node}: begins although it is cordoned"
             if begins:
@@ -527,7 +533,8 @@ class Checked:
         assert not policy.max_parallel or len(taken) + len(begun) <= policy.max_parallel, "maxParallel exceeded"
         if policy.max_unavailable is not None:
             those = {name for name, node in self.nodes.items() if name in self.pods or _is_taken(node)}
-            away = {name for name in those if _is_away(self.nodes[name], self.pods.get(name))} | (taken & those)
+            ours = [self.nodes[name] for name in those if not _is_excluded(self.nodes[name])]
+            away = {node.name for node in ours if _is_away(node, self.pods.get(node.name))} | (taken & those)
             after = away | begun
             assert after == away or len(after) <= policy.max_unavailable.of(len(those)), "maxUnavailable exceeded"
         if policy.units is not None and policy.units.mode is UnitMode.ONE_AT_A_TIME:
@@ -702,6 +709,11 @@ ON_NODES: dict[str, dict[str, Any]] = {
     "garbage": {"record_problem": "it is no JSON"},
     "legible": {"record_problem": ""},
 }
+ON_TAINTS: dict[str, dict[str, Any]] = {
+    "taint": {"taints": (Taint("dedicated", "others"),)},
+    "disrupt": {"taints": (Taint("karpenter.sh/disrupted"),)},
+    "untaint": {"taints": ()},
+}
 FATES = ("broken", "silent", "reboot", "good")
 TO_NODES = ("restart", "vanish", "join", "unplace", "place", "another")
 TO_ALL = ("approve", "template", "back", "undo", "shut", "unshut", "jump", "jump-back", "waves", "bad-waves")
@@ -763,8 +775,8 @@ def _to_all(world: World, event: str, number: int) -> None:
 
 def _to_node(world: World, event: str, name: str) -> None:
     machine = world.machines[name]
-    if event in ON_NODES:
-        world.change(machine, **ON_NODES[event])
+    if found := (ON_NODES | ON_TAINTS).get(event):
+        world.change(machine, **found)
     elif event in FATES:
         machine.fate = event
     match event:
@@ -798,6 +810,7 @@ def heal(world: World) -> None:
     for machine in world.machines.values():
         machine.fate, machine.is_locked, node = "good", False, machine.facts
         healed: dict[str, Any] = {"is_ready": True, "is_skipped": False, "is_operated": False, "record_problem": ""}
+        healed["taints"] = ()
         if not node.is_cordoned_by_run:
             healed["unschedulable"] = False
         if node.driver_state in (NodeState.WEDGED, NodeState.UPGRADING):

@@ -650,7 +650,7 @@ def test_a_daemonset_with_every_form_of_a_selector() -> None:
     )
     assert found.pods == "a=1,b=2,c in (x,y),d notin (z),e,!f"
     assert found.update_strategy == "OnDelete"
-    assert found.places.text == "arch=arm,npu=true"
+    assert found.places.selector.text == "arch=arm,npu=true"
     assert found.is_current
     for observed in (2, None):
         unseen = as_daemon_set({"metadata": {"name": "d", "generation": 3}, "status": {"observedGeneration": observed}})

@@ -374,10 +374,7 @@ def test_an_object_with_garbage_is_read_or_refused(reader: tuple[Callable[[Any],
         (_as_record, lambda number: {"spec": {"leaseDurationSeconds": number}}),
         (_as_record, lambda number: {"spec": {"leaseTransitions": number}}),
         (_as_leader, lambda number: {"spec": {"leaseDurationSeconds": number}}),
-        (
-            as_daemon_set,
-            lambda number: {"metadata": {"name": "d"}, "status": {"desiredNumberScheduled": number}},
-        ),
+        (as_daemon_set, lambda number: {"metadata": {"name": "d", "generation": number}}),
     ],
 )
 def test_a_number_that_no_field_holds_is_no_answer(read: Any, body: Any, number: int) -> None:

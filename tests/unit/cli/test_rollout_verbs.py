@@ -248,7 +248,7 @@ def test_as_long_as_a_nodes_pod_is_not_seen_nothing_is_complete(desk: Laptop) ->
     pod = desk.scene.pods()["node-1"]["metadata"]
     desk.scene.store.delete("pods", pod["name"], namespace=pod["namespace"], grace_s=0, uid=pod["uid"])
     headline = desk.says("status")[1].splitlines()[0]
-    assert headline.endswith("1 node is without a driver pod that the DaemonSet wants"), headline
+    assert headline.endswith("1 node is without a driver pod that the DaemonSet wants: node-1"), headline
 
 
 @pytest.mark.submission

@@ -28,12 +28,14 @@ from driver_manager.domain.fleet.spec import (
     Gates,
     NodeRecord,
     OnHalt,
+    Placement,
     PodGate,
     PreflightMode,
     Requests,
     Revision,
     RevisionHistory,
     RolloutState,
+    Taint,
     Task,
     TaskPod,
     UnitMode,
@@ -82,6 +84,8 @@ LONG_AGO_S = NOW_S - 100_000.0
 CLOSED = parse_windows("00:00-00:01")
 FRESH = record(began_s=NOW_S - 5.0, since_s=NOW_S - 5.0)
 STALE_AT_S = FRESH.since_s + STALE_S
+TAINTED: dict[str, Any] = {"taints": (Taint("dedicated", "others"),)}
+LEAVES: dict[str, Any] = {"taints": (Taint("karpenter.sh/disrupted"),)}
 OF_OLD, OF_ANOTHER = record(revision=OLD), record(rollout="npu/x")
 
 At = Fleet | tuple[Fleet, float]
@@ -189,6 +193,9 @@ OLD_POD: Scenarios = {
     "marked and seen": fleet([node("a", RESTART)]),
     "skipped": fleet([fresh(is_skipped=True)]),
     "cordoned": fleet([fresh(unschedulable=True)]),
+    "a taint for no other pod": fleet([fresh(**TAINTED)]),
+    "a taint for no other pod, stale": (fleet([fresh(**TAINTED)]), STALE_AT_S),
+    "a taint of a removal": fleet([fresh(**LEAVES)]),
     "not Ready": fleet([fresh(is_ready=False)]),
     "a run is working": fleet([fresh(driver_state=UPGRADING)]),
     "an earlier target": FRESH_OF_OLD,
@@ -233,7 +240,7 @@ OPEN_GATES: Scenarios = {
     for state in (RESTART, VALIDATION, FAILED)
 }
 
-PLACED: dict[str, Any] = {"daemon_set": replace(DAEMON_SET, places=matching("driver=true"))}
+PLACED: dict[str, Any] = {"daemon_set": replace(DAEMON_SET, places=Placement(matching("driver=true")))}
 KEPT_BY_RUN: dict[str, Any] = {"unschedulable": True, "is_cordoned_by_run": True}
 WEDGED_AFTER = node("a", FAILED, record=OF_OLD, driver_state=WEDGED)
 OF_BOTH_PODS = [pod("a", is_deleting=True, name="a"), new_pod("a", name="b")]
@@ -264,6 +271,12 @@ PLACES: Scenarios = {
     "not Ready": one(node("a", is_ready=False), pod("a")),
     "skipped": one(node("a", is_skipped=True), pod("a")),
     "operated": one(node("a", is_operated=True), pod("a")),
+    "labels for no other pod": one(node("a"), pod("a"), **PLACED),
+    "a taint for no other pod": one(node("a", **TAINTED), pod("a")),
+    "a taint and the target": one(node("a", **TAINTED), new_pod("a")),
+    "a taint of a removal": one(node("a", **LEAVES), pod("a")),
+    "deleted": one(node("a", is_deleting=True), pod("a")),
+    "deleted and failed": one(node("a", FAILED, wants_retry=True, is_deleting=True), NOT_READY),
     "operated while under way": one(node("a", RESTART, is_operated=True), NOT_READY),
     "an operator's word": one(node("a", upgrade="drain-required"), pod("a")),
     "an operator's word over our record": one(node("a", upgrade="drain-required", record=record()), NOT_READY),
@@ -279,6 +292,7 @@ PLACES: Scenarios = {
     ),
     "no longer placed while under way": one(node("a", RESTART), None, **PLACED),
     "no longer placed after a failure": one(node("a", FAILED), None, **PLACED),
+    "no longer tolerated while under way": one(node("a", RESTART, **TAINTED), None),
     "still placed": one(node("a", RESTART, labels={"driver": "true"}), None, **PLACED),
     "two pods": fleet([node("a")], OF_BOTH_PODS),
     "two pods in the other order": fleet([node("a")], OF_BOTH_PODS[::-1]),
@@ -301,10 +315,10 @@ def two(first: FleetNode, its_pod: DriverPod | None = None, **rules: Any) -> Fle
     return many([first, node("b")], None if its_pod is None else [its_pod, pod("b")], **rules)
 
 
-def counting(desired: int) -> Fleet:
-    """Two nodes, two of as many as the DaemonSet wants may be away."""
-    found = many([node("a"), node("b")], max_parallel=0, max_unavailable=Amount(2))
-    return replace(found, daemon_set=replace(DAEMON_SET, desired=desired))
+def counting(*others: FleetNode) -> Fleet:
+    """Two nodes with a pod and others without, of which two may be away."""
+    nodes = [node("a"), node("b"), *others]
+    return many(nodes, [pod("a"), pod("b")], max_parallel=0, max_unavailable=Amount(2))
 
 
 ABCD = [node(name) for name in "dcba"]
@@ -334,8 +348,8 @@ STARTS: Scenarios = {
     "one driver deleted": two(node("a"), new_pod("a", is_deleting=True)),
     "one under way": two(node("a", RESTART)),
     "one failed": two(node("a", FAILED), NOT_READY),
-    "nobody but unnamed nodes away": counting(4),
-    "one unnamed node away": counting(3),
+    "nobody but nodes without a pod away": counting(node("c"), node("d")),
+    "one node without a pod away": counting(node("c"), node("d", **TAINTED), node("e", is_skipped=True)),
     "a share of maxUnavailable": many(map(node, "abcdefgh"), max_parallel=0, max_unavailable=Amount(25, True)),
     "a node that is away already may start": many(
         [node("a", unschedulable=True), node("b"), node("c")],
@@ -343,6 +357,7 @@ STARTS: Scenarios = {
         max_parallel=0,
         **ONE_AWAY,
     ),
+    "a node that is being removed is away": two(node("a", unschedulable=True, **LEAVES)),
     "only other nodes are waited for": many([node("a", unschedulable=True), node("b")], **ONE_AWAY),
     "maxUnavailable 0": many([node("a")], max_unavailable=Amount(0)),
     "one node of a unit at a time": many([*RACK, racked("c", "2"), node("d"), node("e")], **ONE_BY_ONE),
@@ -404,6 +419,8 @@ WAVES: Scenarios = {
     ),
     "in no wave": waved((X,), node("a"), node("b", labels=IN_X)),
     "a canary is a node that starts": waved(TWO, node("a", unschedulable=True), node("b"), node("c")),
+    "a node that is being removed is no canary": waved(TWO, node("a", **LEAVES), node("b"), node("c")),
+    "a node that gets no other pod is no canary": waved(TWO, node("a", **TAINTED), node("b"), node("c")),
     "a node with the target is no canary": waved(TWO, node("a"), node("b"), pods=[new_pod("a"), pod("b")]),
     "a node keeps its wave": waved(TWO, node("a"), done("z")),
     "a node keeps its wave in other waves": waved((REST,), node("a"), done("z")),
@@ -459,6 +476,13 @@ FAILED_BEFORE: dict[str, Any] = {"memory": RolloutState(target=NEW, failed=(NEW,
 FAILS_NOW = node("a", RESTART, record=record(began_s=0.0, since_s=0.0))
 OF_OTHER = node("a", FAILED, record=record(revision="other"))
 A_DONE = [new_pod("a"), pod("b")]
+
+
+def done_and(other: FleetNode) -> Fleet:
+    """All done, and a node without a pod."""
+    return fleet([*ALL_DONE["nodes"], other], ALL_DONE["pods"])
+
+
 NIGHTS = policy(schedule=parse_windows("Mon-Fri 22:00-04:00"))
 ROLLOUT: Scenarios = {
     "no DaemonSet": fleet(WAITING, daemon_set=None),
@@ -500,9 +524,12 @@ ROLLOUT: Scenarios = {
     "all skipped": fleet([node("a", is_skipped=True)]),
     "one starts": fleet(WAITING),
     "one under way": (fleet([node("a", RESTART), node("b")], [NOT_READY, pod("b")])),
-    "one without a pod": fleet(**ALL_DONE, daemon_set=replace(DAEMON_SET, desired=3)),
-    "as many pods as wanted": fleet(**ALL_DONE, daemon_set=replace(DAEMON_SET, desired=2)),
-    "no pod": fleet([], daemon_set=replace(DAEMON_SET, desired=3)),
+    "one without a pod": done_and(node("c")),
+    "one on which no pod is wanted": done_and(node("c", **TAINTED)),
+    "one of an operator without a pod": done_and(node("c", is_operated=True)),
+    "one without a pod that is being removed": done_and(node("c", is_deleting=True)),
+    "one with the old pod that is being removed": fleet([node("a", DONE), node("b", **LEAVES)], A_DONE),
+    "no pod": fleet([node("a"), node("b"), node("c")], []),
     "one left out": fleet([node("a", DONE), node("b", unschedulable=True)], [new_pod("a"), pod("b")]),
 }
 SCHEDULE: Scenarios = {
@@ -625,7 +652,7 @@ KEEPS: Scenarios = {
     "a new target": back(RolloutState(target=OLD, good="r0", history=(RevisionHistory(OLD, 3.0),))),
     "complete": [back(replace(PAST, failed=(NEW, "r0")), **ONE_DONE), (back(**ONE_DONE), NOW_S + 9.0)],
     "no node": back(nodes=[]),
-    "no node with the revision": back(nodes=[], daemon_set=replace(DAEMON_SET, desired=1)),
+    "no node with the revision": back(nodes=[node("a")], pods=[]),
     "halted, then a node is repaired": [
         back(**TWO_FAIL),
         back(**TWO_FAIL),
@@ -766,6 +793,7 @@ BACK_TO_OLD: dict[str, Any] = {"revisions": (*TEMPLATES[::2], Revision("driver-o
 TAKEN_TWICE = replace(TAKEN, record=record(began_s=END_S, since_s=END_S, reason=TAKEN_AGAIN, outcome_s=0.0))
 STRANDED = node("a", FAILED, **IN_HAND)
 AWAY_NODE = replace(CLEARED, is_taken_by_run=True, is_ready=False)
+CLEARED_TAINTED = replace(CLEARED, is_taken_by_run=True, **TAINTED)
 LEAVING: dict[str, Any] = {"pods": [pod("a", is_deleting=True)]}
 CLEARS: Scenarios = {
     "taken": clearing(TAKEN),
@@ -806,6 +834,8 @@ CLEARS: Scenarios = {
     "restored": clearing(replace(STRANDED, is_taken_by_run=False), **BACK_TO_OLD),
     "cleared and not Ready": clearing(AWAY_NODE, clear()),
     "cleared and not Ready for long": (clearing(AWAY_NODE, clear()), END_S),
+    "cleared, a taint for no other pod": clearing(CLEARED_TAINTED, clear()),
+    "cleared, a taint for no other pod for long": (clearing(CLEARED_TAINTED, clear()), END_S),
     "the driver pod leaves": clearing(TAKEN, clear(), **LEAVING),
     "the driver pod leaves, the pod has ended": clearing(TAKEN, over(0), **LEAVING),
     "the new driver pod starts": clearing(TAKEN, clear(), pods=[NOT_READY]),

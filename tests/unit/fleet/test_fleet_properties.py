@@ -30,6 +30,7 @@ from tests.support.fakes.fleet_world import (
     LOOK_EVENTS,
     MODES,
     NAMES,
+    ON_TAINTS,
     PAUSES_S,
     USUAL,
     WAVES,
@@ -75,7 +76,7 @@ class Kind:
 FEWER = {name: CHOICES[name] for name in ("max_parallel", "waves", "units", "failure_threshold", "on_halt")}
 PLAIN = Kind(
     World,
-    ("nothing", *LOCKS, *EVENTS, *LAGS),
+    ("nothing", *LOCKS, *EVENTS, *LAGS, *ON_TAINTS),
     {**CHOICES, "approves_reboots": (False, True), "validation_timeout_s": (300.0,)},
     150,
     100,
