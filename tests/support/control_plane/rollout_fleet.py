@@ -51,7 +51,7 @@ class Kubelets:
 
     `wedging`: nodes with the image that does not serve on them; the pod stays as it is, and the node says so. `ends` is
     the exit code and the message of the pod that looks at a node; well on all others. `seen` counts these pods by node,
-    `bodies` has the last one of each.
+    `bodies` has the last one of each. `unschedulable` has the scheduler's message for nodes on which no pod fits.
     """
 
     def __init__(self, api: Api, app: str) -> None:
@@ -59,6 +59,7 @@ class Kubelets:
         self.ends: dict[str, tuple[int, str]] = {}
         self.seen: Counter[str] = Counter()
         self.bodies: dict[str, Json] = {}
+        self.unschedulable: dict[str, str] = {}
         self._api, self._app = api, app
         self._wedged: set[str] = set()
         self._looked: set[str] = set()
@@ -93,7 +94,10 @@ class Kubelets:
                 self.bodies[node] = pod
                 status = ended(pod, *self.ends.get(node, (0, "")))
                 gone(lambda: self._api.patch(f"{path}/status", status), 409)
-        elif node is None and (wanted := wanted_node(pod)):
+        elif node is None and (wanted := wanted_node(pod)) in self.unschedulable:
+            refusal = {"type": "PodScheduled", "status": "False", "message": self.unschedulable[wanted]}
+            gone(lambda: self._api.patch(f"{path}/status", {"status": {"conditions": [refusal]}}))
+        elif node is None and wanted:
             gone(lambda: self._api.post(f"{path}/binding", binding(meta, wanted)), 409)
         elif node is not None and pod["status"].get("phase") == "Pending":
             self._due.setdefault(meta["uid"], (time.monotonic() + READY_S, pod))
@@ -172,10 +176,10 @@ class RolloutFleet:
         self.make_rollout(**spec)
         wait_until(lambda: self.status().get("phase") == "Complete", f"the first revision: {self.name}", 600.0, 0.1)
 
-    def set_driver(self, image: str) -> str:
-        """The template has this image from now on; the hash of its revision."""
+    def set_driver(self, image: str, **pod: Any) -> str:
+        """The template has this image from now on, and these fields of its pod; the hash of its revision."""
         body = self._daemon_set(image)["spec"]["template"]["spec"]["containers"]
-        self.api.patch(self._path, {"spec": {"template": {"spec": {"containers": body}}}})
+        self.api.patch(self._path, {"spec": {"template": {"spec": {"containers": body, **pod}}}})
 
         def hashed() -> str | None:
             found = self.api.list(

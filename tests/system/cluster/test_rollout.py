@@ -166,6 +166,42 @@ def test_a_node_that_would_fail_is_left_out_until_it_passes(rollout_fleet: Fleet
 
 
 @pytest.mark.shares(6)
+def test_no_driver_pod_is_deleted_where_its_daemon_set_creates_no_other_one(rollout_fleet: FleetFactory) -> None:
+    fleet = rollout_fleet(3)
+    fleet.start()
+    fleet.make_complete(waves=[{"name": "canary", "count": 1}, {"name": "rest"}])
+    (old,) = set(fleet.serving().values())
+    kept, lost, last = sorted(fleet.nodes)
+    why = "0/3 nodes are available: 1 Insufficient cpu."
+    fleet.kubelets.unschedulable[lost] = why
+    fleet.api.patch(f"/api/v1/nodes/{kept}", {"spec": {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]}})
+    term = {"matchExpressions": [{"key": "driver", "operator": "NotIn", "values": ["no"]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+    new = fleet.set_driver("driver:2", tolerations=[], affinity=affinity)
+
+    def under_way() -> dict[str, str]:
+        return {one["node"]: one["reason"] for one in fleet.status().get("underWay", [])}
+
+    shown = {lost: f"waits for its driver to be ready: {why}"}
+    wait_until(lambda: under_way() == shown, "the canary waits for its pod", 120)
+    # While it is under way, the node gets a label with which the DaemonSet places no pod on it.
+    fleet.api.patch(f"/api/v1/nodes/{lost}", {"metadata": {"labels": {"driver": "no"}}})
+    wait_until(lambda: fleet.serving() == {kept: old, last: new}, "the other node is upgraded", 120)
+    wait_until(lambda: fleet.status().get("phase") == "WaitingForNodes", "the rest waits", 60)
+    assert fleet.status()["leftOut"] == [
+        {
+            "reason": "the DaemonSet would not create its pod again: its taint dedicated:NoSchedule is not tolerated",
+            "count": 1,
+            "nodes": [kept],
+        }
+    ]
+    assert fleet.states() == {last: "upgrade-done"}
+    fleet.api.patch(f"/api/v1/nodes/{kept}", {"spec": {"taints": None}})
+    fleet.wait_complete(new)
+    assert fleet.serving() == {kept: new, last: new}
+
+
+@pytest.mark.shares(6)
 def test_the_journal_carries_a_cleared_node_to_the_next_driver_pod_and_a_deleted_rollout_gives_it_back(
     control_plane: ControlPlane, admin_api: Api, runner_for: RunnerFactory, operands: OperandsFactory, tmp_path: Path
 ) -> None:
