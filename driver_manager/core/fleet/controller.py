@@ -20,7 +20,7 @@ from driver_manager.core.fleet_ports import Change, EventAbout, FactKind, FleetC
 from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain.deadline import pause_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, Conflict, ManagerError, Terminated
-from driver_manager.domain.fleet.spec import Fleet, RolloutObject, RolloutPolicy
+from driver_manager.domain.fleet.spec import Fleet, RolloutObject, RolloutPolicy, UpgradeState
 from driver_manager.domain.fleet.state import (
     Act,
     Announce,
@@ -172,6 +172,8 @@ class Acting(Struct):
         with self.rests.attempt(key, lambda: self.world.doubt(NODES, act.node)):
             item = self.cluster.patch_node(act.node, marked(act, self.keys), act.resource_version)
             self.world.learn(NODES, item)
+            if act.record is not None and not act.record.reason and act.state is UpgradeState.RESTART:
+                self.world.keep_pod(act.record.pod)
             why = f" ({act.record.reason})" if act.record is not None and act.record.reason else ""
             self.reporter.info(f"node {act.node}: {act.state.value if act.state else 'no longer managed'}{why}")
             self._count(act)
@@ -184,6 +186,7 @@ class Acting(Struct):
         if self.rests.is_resting(key):
             return
         with self.rests.attempt(key):
+            self.world.try_pod(act.uid)
             self.cluster.delete_pod(act.namespace, act.name, act.uid)
             self.world.end_pod(act.uid)
             if isinstance(act, RestartPod):

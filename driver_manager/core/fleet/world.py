@@ -75,6 +75,7 @@ class FleetCache:
         self._clears_first = clears_first
         self._rooms: dict[Subject, _Room] = {}
         self._ended: set[str] = set()
+        self._kept: set[str] = set()
         self._doubted: set[str] = set()
         self._known: set[str] = set()
         self._vanished: dict[str, FleetNode] = {}
@@ -105,6 +106,14 @@ class FleetCache:
     def end_pod(self, uid: str) -> None:
         """Record that the controller deleted the pod; it counts as being deleted until the watch shows that."""
         self._ended.add(uid)
+
+    def keep_pod(self, uid: str) -> None:
+        """Record that the controller took the pod's node, and has not yet tried to delete the pod."""
+        self._kept.add(uid)
+
+    def try_pod(self, uid: str) -> None:
+        """Record that the controller tries to delete the pod: it may be gone although the watch shows it."""
+        self._kept.discard(uid)
 
     def doubt(self, subject: Subject, name: str) -> None:
         """Record a conflict: the server has a newer object, so its next event is a change even with equal facts."""
@@ -153,6 +162,7 @@ class FleetCache:
     def _drop(self, item: Item) -> None:
         """Forget an object that is gone; of a Node that was under way or had failed, keep what was last seen."""
         self._ended.discard(item.uid)
+        self._kept.discard(item.uid)
         self._doubted.discard(item.uid)
         node = item.fact
         if isinstance(node, FleetNode) and node.record is not None and self._was_disturbed(node, node.record):
@@ -257,6 +267,7 @@ class FleetCache:
             vanished=tuple(self._vanished.values()),
             forgotten=tuple(one for one in rollout.memory.seen if one.uid not in self._known),
             clock_s=clock_s,
+            kept=frozenset(self._kept),
         )
 
     def orphans(self) -> list[MarkNode]:

@@ -652,7 +652,8 @@ def _condition_problem(gate: ConditionGate, node: FleetNode) -> str:
 STALE_S = 60.0
 """Seconds after which a taken node that still has its old pod was left by a controller that has ended.
 
-Before that, the pod may be gone although the watch has not shown it yet, so the controller does not release the node.
+Before that, the pod may be gone although the watch has not shown it yet, so the controller does not release the node,
+unless it took the node itself for an earlier target and never tried to delete the pod.
 """
 
 TAKEN_AGAIN = "taken again: its driver pod was not deleted the first time"
@@ -668,8 +669,10 @@ def restart(member: Member, found: Untouched, seen: Survey) -> tuple[tuple[Act, 
         return (() if seen.is_aside else (_next_of_taken(member, found, terms),)), None
     stale_s = terms.begun_s(record.since_s) + STALE_S
     is_stale = terms.now_s >= stale_s
-    is_unwanted = record.revision != terms.target or bool(why_unfit(member, terms))
-    if is_stale and (is_unwanted or seen.hold is not None):
+    is_of_earlier = record.revision != terms.target
+    is_unwanted = is_of_earlier or bool(why_unfit(member, terms))
+    is_whole = is_of_earlier and not seen.is_aside and found.pod.uid in terms.fleet.kept
+    if is_whole or (is_stale and (is_unwanted or seen.hold is not None)):
         return _given_up(member, found.clears), None
     if is_unwanted or seen.is_aside:
         return (), stale_s

@@ -6,7 +6,7 @@ The fields of RolloutPolicy are those of the spec. The CustomResourceDefinition 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from datetime import UTC, tzinfo
 from enum import Enum
 from typing import Annotated, Any
@@ -644,7 +644,8 @@ class Fleet(Struct, frozen=True):
     deleted. `blocked` has, by name of a node, why the controller's last attempt to change it failed. `vanished` are
     Nodes that disappeared under way, after their driver was restarted, or failed, as they were last seen; `forgotten`
     are those that the status shows and that disappeared before this controller led. The time of what began before
-    `clock_s` counts from then: the clock was set.
+    `clock_s` counts from then: the clock was set. `kept` are the uids of the driver pods whose node this controller
+    took, and which it never tried to delete.
     """
 
     policy: RolloutPolicy
@@ -665,6 +666,7 @@ class Fleet(Struct, frozen=True):
     vanished: tuple[FleetNode, ...] = ()
     forgotten: tuple[SeenNode, ...] = ()
     clock_s: float = 0.0
+    kept: Set[str] = frozenset()
 
 
 GROUP = "driver-manager.rebellions.ai"

@@ -19,6 +19,7 @@ from driver_manager.adapters.kube.leases import LeaseLeadership
 from driver_manager.core.fleet.controller import PASS_S
 from driver_manager.core.fleet_ports import FactKind
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Terminated
+from driver_manager.domain.fleet.nodes import STALE_S
 from driver_manager.domain.fleet.spec import PLURAL, Fleet
 from driver_manager.domain.fleet.state import Act, Announce, FleetDecision, MarkNode, Pace, Phase, RestartPod
 from tests.support.fakes.fleet_scene import (
@@ -649,6 +650,33 @@ def test_nodes_that_a_deleted_rollout_has_left_behind_are_let_go() -> None:
     assert scene.serving() == before
     assert {subject.kind for subject in run.cluster.subjects} == {FactKind.ROLLOUTS}
     assert run.reports[-1].rollouts == {}
+
+
+def test_nodes_that_were_taken_for_an_earlier_template_are_released_at_once() -> None:
+    scene, run, _ = upgrading(2)
+
+    def change(what: str) -> None:
+        if what == "patch node node-0":
+            scene.set_driver("driver:3")
+
+    run.cluster.refuse = cast("Callable[[str], None]", change)
+    run.until(lambda: len(run.cluster.writes) >= 1, "node-0 is marked for an earlier template")
+    allow(run)
+    newest, began_s = scene.newest(), scene.clock.monotonic()
+    run.until(lambda: bool(scene.restarts), "a pod is deleted")
+    assert scene.clock.monotonic() - began_s < 5.0
+    check_end(scene, run, newest)
+
+
+def test_a_pod_whose_deletion_may_have_come_through_is_waited_for_before_its_node_is_released() -> None:
+    scene, run, _ = upgrading(1)
+    refuse(run, UNAVAILABLE, "delete pod")
+    run.until(lambda: "delete pod" in run.killer.calls, "the answer is lost")
+    newest, began_s = scene.set_driver("driver:3"), scene.clock.monotonic()
+    allow(run)
+    run.until(lambda: bool(scene.restarts), "the pod is deleted")
+    assert scene.clock.monotonic() - began_s > STALE_S - 5.0
+    check_end(scene, run, newest)
 
 
 def test_many_nodes_that_are_left_behind_keep_the_loop_from_nothing_else_for_long() -> None:

@@ -187,6 +187,7 @@ def fresh(**said: Any) -> FleetNode:
 
 
 FRESH_OF_OLD = fleet([fresh(record=replace(FRESH, revision=OLD))])
+NEVER_DELETED = frozenset({FRESH.pod})
 HALTING = many([fresh(), node("b", FAILED)], [pod("a"), pod("b")])
 OLD_POD: Scenarios = {
     "marked and not seen": fleet([node("a")]),
@@ -199,6 +200,9 @@ OLD_POD: Scenarios = {
     "not Ready": fleet([fresh(is_ready=False)]),
     "a run is working": fleet([fresh(driver_state=UPGRADING)]),
     "an earlier target": FRESH_OF_OLD,
+    "an earlier target, its pod was never deleted": replace(FRESH_OF_OLD, kept=NEVER_DELETED),
+    "an earlier target, standing aside": replace(FRESH_OF_OLD, kept=NEVER_DELETED, rivals=("older",)),
+    "skipped, its pod was never deleted": fleet([fresh(is_skipped=True)], kept=NEVER_DELETED),
     "skipped and stale": (fleet([fresh(is_skipped=True)]), STALE_AT_S),
     "an earlier target, stale": (FRESH_OF_OLD, STALE_AT_S),
     "paused": many([fresh()], paused=True),
@@ -786,6 +790,7 @@ CLEARED = replace(TAKEN, cleared_by=clear().uid)
 IN_HAND: dict[str, Any] = {"is_taken_by_run": True, "driver_state": UPGRADING}
 DIED = replace(TAKEN, **IN_HAND, **KEPT_BY_RUN)
 OLD_CLEARED = node("a", RESTART, record=OF_OLD, cleared_by=clear(revision=OLD).uid)
+OLD_TAKEN, THIRD = node("a", RESTART, record=OF_OLD), {"pods": [pod("a", OTHER)]}
 RETRIED_NEW = replace(CLEARED, **IN_HAND, record=record(pod="a-now"))
 CLEARED_IN_HAND = replace(CLEARED, is_taken_by_run=True)
 PAUSED: dict[str, Any] = {"policy": policy(paused=True)}
@@ -824,6 +829,13 @@ CLEARS: Scenarios = {
     "skipped, nothing to clear": clearing(replace(TAKEN, is_skipped=True), over(0)),
     "skipped, in hand": clearing(replace(TAKEN, is_skipped=True, **IN_HAND), clear()),
     "cleared for an earlier target": clearing(OLD_CLEARED, clear(revision=OLD), pods=[pod("a", OTHER)]),
+    "an earlier target, running and not in hand": clearing(OLD_TAKEN, clear(revision=OLD), kept=NEVER_DELETED, **THIRD),
+    "an earlier target, its pod has ended": clearing(
+        OLD_TAKEN, over(4, revision=OLD, exit_code=None), kept=NEVER_DELETED, **THIRD
+    ),
+    "an earlier target, in hand": clearing(
+        replace(OLD_TAKEN, **IN_HAND), clear(revision=OLD), kept=NEVER_DELETED, **THIRD
+    ),
     "standing aside": clearing(CLEARED, clear(), rivals=("older",)),
     "the target is the old revision again": clearing(replace(TAKEN, **IN_HAND), clear(), **BACK_TO_OLD),
     "cleared, the target is the old revision again": clearing(replace(CLEARED, **IN_HAND), clear(), **BACK_TO_OLD),

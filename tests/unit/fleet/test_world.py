@@ -201,6 +201,14 @@ def test_what_nobody_needs_any_more_is_not_followed(known: FleetCache) -> None:
     assert known.why_blind(POLICY) == "DaemonSets in namespace npu are not listed yet"
 
 
+def test_a_pod_that_was_never_deleted_is_known_until_the_controller_tries_or_it_is_gone(known: FleetCache) -> None:
+    for end in (lambda: known.try_pod("uid-p"), lambda: known.apply(Gone(PODS, "p", "5"))):
+        known.keep_pod("uid-p")
+        assert seen(known).kept == {"uid-p"}
+        end()
+        assert seen(known).kept == frozenset()
+
+
 def test_the_oldest_rollout_has_the_daemonset() -> None:
     known = world(
         Seen(ROLLOUTS, rollout("z-older", created_s=0.5)),
