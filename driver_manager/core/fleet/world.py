@@ -76,6 +76,7 @@ class FleetCache:
         self._rooms: dict[Subject, _Room] = {}
         self._ended: set[str] = set()
         self._kept: set[str] = set()
+        self._searched: frozenset[str] | None = None
         self._doubted: set[str] = set()
         self._known: set[str] = set()
         self._vanished: dict[str, FleetNode] = {}
@@ -184,10 +185,17 @@ class FleetCache:
     # Reads
 
     def subjects(self) -> frozenset[Subject]:
-        """The subjects to watch; without valid rollouts, rollouts, and Nodes with records of deleted ones."""
-        policies = [one.policy for one in self.rollouts() if one.policy is not None]
+        """The subjects to watch; without valid rollouts, rollouts, and Nodes until none has a record of a deleted one.
+
+        A rollout may have been deleted while no controller led, so the first one to lead lists the Nodes once.
+        """
+        rollouts = self.rollouts()
+        policies = [one.policy for one in rollouts if one.policy is not None]
         found = {self.of(FactKind.ROLLOUTS)}
-        if not policies and self.orphans():
+        keys = None if policies else frozenset(one.key for one in rollouts)
+        if policies or (self._knows_orphans() and not self.orphans()):
+            self._searched = keys
+        if self._searched != keys and self.is_listed(self.of(FactKind.ROLLOUTS)):
             found.add(NODES)
         return frozenset(found.union(*(self.needed(policy) for policy in policies)))
 
@@ -275,7 +283,7 @@ class FleetCache:
 
         Every other rollout would leave out such a node permanently. Its own runs complete what has started on it.
         """
-        if self._why_unknown((self.of(FactKind.ROLLOUTS), NODES)):
+        if not self._knows_orphans():
             return []
         rollouts = {one.key for one in self.rollouts()}
         return [
@@ -284,6 +292,9 @@ class FleetCache:
             if node.record is not None and node.state_word in UNDER_WAY_WORDS and not node.is_operated
             if node.record.rollout.startswith(f"{self._namespace}/") and node.record.rollout not in rollouts
         ]
+
+    def _knows_orphans(self) -> bool:
+        return not self._why_unknown((self.of(FactKind.ROLLOUTS), NODES))
 
     def template(self, policy: RolloutPolicy, revision: str) -> str:
         """The pod template of a revision by its hash, "" without it."""

@@ -23,7 +23,7 @@ from tests.support.control_plane.api import Api, ApiError, Json, gone, wait_unti
 from tests.support.control_plane.api import status_of as http_status_of
 from tests.support.control_plane.faults import ALWAYS, Drop, Exchange, Fault
 from tests.support.control_plane.kubelet import NEVER, OperandsFactory
-from tests.support.control_plane.processes import Command, Running
+from tests.support.control_plane.processes import Command, Orders, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import (
     IDLE,
@@ -127,6 +127,36 @@ def test_a_leader_cut_off_from_its_lease_stops_before_another_begins(
     assert {tuple(words) for words in witness.words().values()} == {("pod-restart-required", "upgrade-done")}
     assert witness.most_under_way() == 1
     assert witness.labels_lost({"fleet": thirty.name}) == []
+
+
+@pytest.mark.shares(6)
+@pytest.mark.parametrize("has_another", [False, True], ids=["alone", "beside another rollout"])
+def test_the_next_leader_releases_the_nodes_of_a_rollout_that_was_deleted_after_the_leader_was_killed(
+    rollout_fleet: FleetFactory, has_another: bool
+) -> None:
+    fleet = rollout_fleet(3)
+    first = fleet.fork()
+    fleet.make_complete(waves=[{"name": "all"}], maxParallel=2)
+    assert first.terminate().code == 0
+    before = {pod["metadata"]["uid"] for pod in fleet.pods()}
+    fleet.set_driver("driver:2")
+    leader = fleet.fork(orders=Orders(stops=("delete_pod before",)))
+    wait_until(lambda: leader.has_stopped, f"it is about to delete a pod: {leader.log}", 120)
+    assert leader.kill().code == -9
+    left = [name for name, state in fleet.states().items() if state == "pod-restart-required"]
+    assert len(left) == 2
+    fleet.api.delete(f"{ROLLOUTS}/{fleet.name}")
+    if has_another:
+        fleet.api.post(ROLLOUTS, rollout({"daemonSet": "other"}, f"{fleet.name}-other"))
+    mark = fleet.plane.audit_mark()
+    fleet.fork()
+    wait_until(lambda: not fleet.states().keys() & left, "its nodes are released", 120)
+    assert {pod["metadata"]["uid"] for pod in fleet.pods()} == before
+    assert fleet.while_idle(renewals=3) <= IDLE
+    lists = [one for one in fleet.requests(mark) if (one.verb, one.resource) == ("list", "nodes")]
+    assert len(lists) == 1
+    if has_another:
+        fleet.api.delete(f"{ROLLOUTS}/{fleet.name}-other")
 
 
 @pytest.mark.shares(6)

@@ -652,6 +652,23 @@ def test_nodes_that_a_deleted_rollout_has_left_behind_are_let_go() -> None:
     assert run.reports[-1].rollouts == {}
 
 
+@pytest.mark.parametrize("has_another", [False, True])
+def test_the_next_leader_finds_the_nodes_of_a_rollout_that_was_deleted_while_nobody_led(has_another: bool) -> None:
+    scene, _, _ = left_behind()
+    before = scene.serving()
+    scene.store.delete(PLURAL, "driver", namespace=NAMESPACE)
+    if has_another:
+        scene.add_rollout("other", daemonSet="other")
+    run = ControllerRun(scene)
+    run.until(lambda: UNDER_WAY not in scene.upgrades().values(), "none is")
+    run.idle_for(60.0)
+    assert scene.serving() == before
+    assert (FactKind.NODES in {subject.kind for subject in run.cluster.subjects}) is has_another
+    run.killer.revive()
+    run.idle_for(600.0)
+    assert set(run.killer.calls) == {"changes"}
+
+
 def test_nodes_that_were_taken_for_an_earlier_template_are_released_at_once() -> None:
     scene, run, _ = upgrading(2)
 

@@ -29,6 +29,7 @@ from driver_manager.domain.fleet.spec import (
     FleetNode,
     GatePod,
     Gates,
+    NodeRecord,
     PodGate,
     Revision,
     RolloutObject,
@@ -199,6 +200,43 @@ def test_what_nobody_needs_any_more_is_not_followed(known: FleetCache) -> None:
     known.keep_only(known.subjects())
     known.apply(Seen(ROLLOUTS, rollout(version=3)))
     assert known.why_blind(POLICY) == "DaemonSets in namespace npu are not listed yet"
+
+
+def left(**said: Any) -> Item:
+    """A node that is under way for a rollout that is gone."""
+    record = NodeRecord("npu/gone", "r1", 1, "uid-p", "boot", 1.0, 1.0)
+    return node(upgrade="pod-restart-required", record=record, **said)
+
+
+def test_nodes_are_listed_once_without_a_rollout_and_followed_while_one_is_left() -> None:
+    known = FleetCache(HERE)
+    known.apply(Listed(ROLLOUTS, (), "1"))
+    assert known.subjects() == {ROLLOUTS, NODES}
+    assert known.why_not_listed() == "Nodes are not listed yet"
+    known.apply(Listed(NODES, (left(),), "1"))
+    known.apply(Lost(NODES, "no answer"))
+    assert known.subjects() == {ROLLOUTS, NODES}
+    known.apply(Found(NODES))
+    assert [act.node for act in known.orphans()] == ["n"]
+    known.learn(NODES, node(version=2))
+    assert known.subjects() == {ROLLOUTS}
+    known.keep_only(known.subjects())
+    assert known.subjects() == {ROLLOUTS}
+    assert known.why_not_listed() == ""
+
+
+def test_nodes_are_listed_again_after_a_rollout_that_could_not_be_read_is_gone() -> None:
+    known = FleetCache(HERE)
+    known.apply(Listed(ROLLOUTS, (rollout("gone", policy=None),), "1"))
+    known.apply(Listed(NODES, (left(),), "1"))
+    assert known.subjects() == {ROLLOUTS}
+    known.keep_only(known.subjects())
+    known.apply(Gone(ROLLOUTS, "gone", "2"))
+    assert known.subjects() == {ROLLOUTS, NODES}
+
+
+def test_a_deleted_rollouts_nodes_are_released_beside_another_rollout() -> None:
+    assert [act.node for act in world(Seen(NODES, left(version=2))).orphans()] == ["n"]
 
 
 def test_a_pod_that_was_never_deleted_is_known_until_the_controller_tries_or_it_is_gone(known: FleetCache) -> None:
