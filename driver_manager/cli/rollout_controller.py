@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from driver_manager.adapters.kube.api import KubeApi, load_client
 from driver_manager.adapters.kube.fleet import KubeFleet, readers
-from driver_manager.adapters.kube.leases import ATTEMPT_S, LeaseLeadership
+from driver_manager.adapters.kube.leases import ATTEMPT_S, LeaseLeadership, rollout_lease
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.report.http import NOT_FOUND, Heartbeat, HttpResponse, StatusServer, measured, probed
@@ -79,10 +79,11 @@ def controller_command(*, values: Values) -> int:
         return load_client(values[settings.KUBECONFIG] or None)
 
     api = KubeApi(connect(), clock, reporter, BUDGET_S)
+    lease = values[settings.ROLLOUT_LEASE] or rollout_lease(profile.name)
     identity = f"{socket.gethostname()}_{os.urandom(4).hex()}"
     ports = FleetPorts(
         KubeFleet(api, connect, clock, readers(profile.keys, zone)),
-        LeaseLeadership(api, clock, namespace, values[settings.ROLLOUT_LEASE], identity),
+        LeaseLeadership(api, clock, namespace, lease, identity),
         clock,
         reporter,
     )

@@ -398,7 +398,8 @@ class RolloutSession(Struct, frozen=True):
 
     def look(self, name: str) -> ObservedRollout:
         """The rollout `name`, "" for the only one. Raises ManagerError."""
-        return look(self.desk.listed, self.namespace, name, clears_first=self.profile.container_unloads)
+        its = self.profile
+        return look(self.desk.listed, self.namespace, name, profile=its.name, clears_first=its.container_unloads)
 
     def readable(self, name: str) -> tuple[ObservedRollout, Fleet]:
         """The same with its facts. Raises ManagerError, also if its spec has problems."""

@@ -17,6 +17,7 @@ from msgspec import Struct
 from driver_manager import schemas
 from driver_manager.adapters.kube.api import KubeApi, load_client
 from driver_manager.adapters.kube.fleet import KubeFleet, SilentReporter, readers
+from driver_manager.adapters.kube.leases import rollout_lease
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.report.log import is_capable
@@ -187,7 +188,8 @@ class Watching(Struct):
 
     def run(self, first: ObservedRollout) -> int:
         """Show it until it has ended; returns the exit code. Raises ManagerError if it was deleted."""
-        world = FleetCache(self.session.namespace, clears_first=self.session.profile.container_unloads)
+        profile = self.session.profile
+        world = FleetCache(self.session.namespace, profile.name, clears_first=profile.container_unloads)
         sight: ObservedRollout | None = first
         try:
             while True:
@@ -299,7 +301,7 @@ def exit_code(outlook: Outlook) -> ExitCode:
 
 
 def leader(session: RolloutSession) -> Leader | None:
-    lease = str(settings.ROLLOUT_LEASE.default)
+    lease = rollout_lease(session.profile.name)
     return if_readable(lambda: session.desk.leader(session.namespace, lease), session.log, "which controller leads")
 
 

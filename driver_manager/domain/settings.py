@@ -370,8 +370,8 @@ ROLLOUT_NAMESPACE = ROLLOUT.text(
 )
 ROLLOUT_LEASE = ROLLOUT.text(
     "ROLLOUT_LEASE",
-    "Lease that the leading controller holds. Controllers with different Leases run side by side.",
-    "driver-manager-rollout",
+    "Lease that the leading controller holds. Controllers with different Leases run side by side. Default: "
+    "driver-manager-rollout-PROFILE.",
     name="lease_name",
     is_common=True,
 )

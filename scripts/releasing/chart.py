@@ -118,7 +118,7 @@ def _named(bodies: list[Json]) -> list[Json]:
 
 
 def _with_vendor(body: Json) -> Json:
-    """Replace the vendor's name in DRIVER_PROFILE by the placeholder, so that all vendors have the same value."""
+    """Replace the vendor in DRIVER_PROFILE and in the Lease's name by the placeholder: all have the same value then."""
     body = copy.deepcopy(body)
     if body["kind"] == "SecurityContextConstraints":
         body["metadata"].pop("namespace", None)
@@ -126,6 +126,10 @@ def _with_vendor(body: Json) -> Json:
         for one in container.get("env", []):
             if one["name"] == "DRIVER_PROFILE":
                 one["value"] = VENDOR
+    for rule in body.get("rules", []) if body["kind"] == "Role" else []:
+        if "resourceNames" in rule:
+            names = rule["resourceNames"]
+            rule["resourceNames"] = [re.sub("(?<=^driver-manager-rollout-).+", VENDOR, name) for name in names]
     return body
 
 

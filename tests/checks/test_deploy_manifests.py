@@ -15,7 +15,7 @@ import click
 import pytest
 import yaml
 
-from driver_manager.adapters.kube.leases import LEASE
+from driver_manager.adapters.kube.leases import LEASE, rollout_lease
 from driver_manager.adapters.report.http import parse_address
 from driver_manager.cli.main import cli
 from driver_manager.domain import settings
@@ -231,7 +231,14 @@ def test_no_right_is_given_twice_or_by_a_star() -> None:
 def test_drivers_of_one_strategy_and_all_rollouts_have_the_same_rights(alike: list[str]) -> None:
     """So what the cluster tier proves of one holds for the others."""
     found = [
-        sorted((one["metadata"]["name"].partition("-")[2], str(one["rules"])) for one in render(name) if "rules" in one)
+        sorted(
+            (
+                one["metadata"]["name"].partition("-")[2],
+                str(one["rules"]).replace(rollout_lease(name.split("/")[0]), ""),
+            )
+            for one in render(name)
+            if "rules" in one
+        )
         for name in alike
     ]
     assert len(found) > 1
@@ -249,12 +256,18 @@ def test_only_a_driver_that_leaves_a_running_kernel_has_rights_over_pods(overlay
     ("folder", "role", "lease"),
     [
         ("ascend", "ascend-driver-rebooter", LEASE),
-        *((f"{one}/rollout", f"{one}-driver-rollout", settings.ROLLOUT_LEASE.default) for one in OVERLAYS),
+        *((f"{one}/rollout", f"{one}-driver-rollout-lease", rollout_lease(one)) for one in OVERLAYS),
     ],
 )
 def test_the_lease_that_a_rule_names_is_the_one_that_is_used(folder: str, role: str, lease: str) -> None:
     (rule,) = [one for one in only(render(folder), "Role", role)["rules"] if "resourceNames" in one]
     assert rule["resourceNames"] == [lease]
+
+
+@each_overlay
+def test_an_update_ends_all_old_controllers_first_as_their_lease_may_have_another_name(overlay: str) -> None:
+    strategy = only(render(f"{overlay}/rollout"), "Deployment")["spec"]["strategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}}
 
 
 def test_every_mount_and_every_verb_has_its_reason() -> None:

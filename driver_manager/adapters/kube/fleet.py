@@ -94,7 +94,7 @@ from driver_manager.domain.fleet.spec import (
     decode_node_record,
     read,
 )
-from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL
+from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL, profile_of
 from driver_manager.domain.node import FIELD_MANAGER, REVISION_LABEL, Claim, Node, NodeChange, Pod
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.decision import APPROVED, CORDON_FOR_REBOOT
@@ -144,6 +144,7 @@ def as_daemon_set(item: Mapping[str, Any]) -> DaemonSetFacts:
         is_current=typed(status.get("observedGeneration"), int, 0) >= typed(metadata.get("generation"), int, 0),
         places=_placement(template),
         pods=_selector(spec.get("selector") or {}),
+        profile=profile_of(template),
     )
 
 

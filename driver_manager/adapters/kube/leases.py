@@ -96,6 +96,11 @@ class _Record(Struct, frozen=True):
     renewed_s: float | None = None
 
 
+def rollout_lease(profile: str) -> str:
+    """The default Lease of the rollout controller of a profile, so that two vendors' controllers lead side by side."""
+    return f"driver-manager-rollout-{profile.lower().replace('_', '-')}"
+
+
 class LeaseLeadership:
     """See `driver_manager.core.fleet_ports.Leadership`. `identity` is unique to this process."""
 

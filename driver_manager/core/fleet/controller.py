@@ -42,6 +42,7 @@ from driver_manager.domain.fleet.status import (
     status_of,
     status_of_problems,
 )
+from driver_manager.domain.fleet.waves import ANOTHER_PROFILE
 from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.wire import merge_patch, without_blanks
 
@@ -371,14 +372,14 @@ class FleetController:
             self._ports.cluster.follow(frozenset())
 
     def _begin(self) -> None:
-        self._world = FleetCache(self._namespace, clears_first=self._profile.container_unloads)
+        profile = self._profile
+        self._world = FleetCache(self._namespace, profile.name, clears_first=profile.container_unloads)
         self._rests.forget()
         self._figures: dict[str, RolloutFigures] = {}
         self._shown_soon: dict[str, float] = {}
         self._unshown: set[str] = set()
         ports = self._ports
-        keys = self._profile.keys
-        self._acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, keys, set(), self._acts)
+        self._acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, profile.keys, set(), self._acts)
         self._news_s = self._again_s = math.inf
         self._at_once = 0
         self._clock_s, self._offset_s = 0.0, ports.clock.wall() - ports.clock.monotonic()
@@ -458,6 +459,9 @@ class FleetController:
         unmade, blocked = self._acting.unmade.get(rollout.key, ""), self._acting.blocked()
         fleet = self._world.fleet(rollout, policy, unmade, blocked, self._clock_s)
         decision = self._advance(fleet, now_s)
+        its_profile = fleet.daemon_set.profile if fleet.daemon_set is not None else ""
+        is_refused = decision.outlook.reason == ANOTHER_PROFILE
+        is_anothers = is_refused and rollout.status.get("profile") == its_profile
         self._figures[rollout.key] = figures(fleet, decision, clock.monotonic() - begun_s)
         if decision.again_s is not None:
             self._again_s = min(self._again_s, max(decision.again_s, now_s + LEAST_S))
@@ -472,9 +476,15 @@ class FleetController:
                 self._unshown.add(rollout.uid)
                 return
         self._unshown.discard(rollout.uid)
-        is_shown = self._show(rollout, status_of(decision, rollout.status, rollout.generation, now_s))
-        is_refused = self._acting.unmade.get(rollout.key, "") != unmade
-        if is_refused or (is_shown and decision.memory != rollout.memory):
+        if is_anothers:  # a controller of that profile shows the rollout
+            del self._figures[rollout.key]
+            return
+        shown_for = "" if is_refused else its_profile
+        status = status_of(decision, rollout.status, rollout.generation, now_s, shown_for)
+        # A controller of the DaemonSet's profile, if there is one, has shown the rollout by then.
+        is_shown = self._show(rollout, status, may_wait=is_refused)
+        is_unmade = self._acting.unmade.get(rollout.key, "") != unmade
+        if is_unmade or (is_shown and decision.memory != rollout.memory):
             self._follow_up()
 
     def _in_time(self, acts: Iterable[ActT]) -> Iterator[ActT]:
@@ -494,12 +504,12 @@ class FleetController:
         self._at_once += 1
         self._wake(0.0 if self._at_once <= MAX_AT_ONCE else 1.0)
 
-    def _show(self, rollout: RolloutObject, wanted: Mapping[str, Any]) -> bool:
-        """Write the status, at once if it is urgent, else after `PACE_S`; True if it was written."""
+    def _show(self, rollout: RolloutObject, wanted: Mapping[str, Any], *, may_wait: bool = False) -> bool:
+        """Write the status, after `PACE_S` unless it is urgent and may not wait; True if it was written."""
         status = without_blanks(wanted)
         clock, key = self._ports.clock, f"status of rollout {rollout.key}"
         has_changed = rollout.status != status
-        if has_changed and not is_urgent(rollout.status, status):
+        if has_changed and (may_wait or not is_urgent(rollout.status, status)):
             due_s = self._shown_soon.setdefault(rollout.uid, clock.monotonic() + PACE_S)
             if clock.monotonic() < due_s:
                 return False

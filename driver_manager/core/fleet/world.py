@@ -37,7 +37,7 @@ from driver_manager.domain.fleet.spec import (
     TaskPod,
     UpgradeState,
 )
-from driver_manager.domain.fleet.state import TASKS, MarkNode, release
+from driver_manager.domain.fleet.state import MarkNode, release, tasks_of
 from driver_manager.domain.text import several
 from driver_manager.domain.wire import decimal
 
@@ -67,11 +67,12 @@ class _Room(Struct):
 class FleetCache:
     """The facts of one namespace's rollouts. An older resourceVersion never replaces a newer one.
 
-    `clears_first` is that of Fleet.
+    `profile` and `clears_first` are those of Fleet.
     """
 
-    def __init__(self, namespace: str, *, clears_first: bool = False) -> None:
+    def __init__(self, namespace: str, profile: str = "", *, clears_first: bool = False) -> None:
         self._namespace = namespace
+        self._profile = profile
         self._clears_first = clears_first
         self._rooms: dict[Subject, _Room] = {}
         self._ended: set[str] = set()
@@ -275,6 +276,7 @@ class FleetCache:
             vanished=tuple(self._vanished.values()),
             forgotten=tuple(one for one in rollout.memory.seen if one.uid not in self._known),
             clock_s=clock_s,
+            profile=self._profile,
             kept=frozenset(self._kept),
         )
 
@@ -304,7 +306,7 @@ class FleetCache:
 
     @property
     def tasks(self) -> Subject:
-        return Subject(FactKind.TASK_PODS, self._namespace, TASKS)
+        return Subject(FactKind.TASK_PODS, self._namespace, tasks_of(self._profile))
 
     def of(self, kind: FactKind) -> Subject:
         return Subject(kind, self._namespace)
@@ -350,9 +352,11 @@ class ObservedRollout(Struct, frozen=True):
     fleet: Fleet | None
 
 
-def look(listed: Callable[[Subject], Listed], namespace: str, name: str, *, clears_first: bool) -> ObservedRollout:
+def look(
+    listed: Callable[[Subject], Listed], namespace: str, name: str, *, profile: str, clears_first: bool
+) -> ObservedRollout:
     """The rollout `name`, "" for the only one. Raises ConfigError, and as `listed`."""
-    world = FleetCache(namespace, clears_first=clears_first)
+    world = FleetCache(namespace, profile, clears_first=clears_first)
     world.apply(listed(world.of(FactKind.ROLLOUTS)))
     rollout = chosen(world, namespace, name)
     if rollout.policy is None:

@@ -536,7 +536,8 @@ class Revision(Struct, frozen=True):
 class DaemonSetFacts(Struct, frozen=True):
     """The driver's DaemonSet. `is_current`: its controller creates pods from the newest revision.
 
-    `places` are the rules of its template, the newest revision's. `pods` is the selector of its pods.
+    `places` are the rules of its template, the newest revision's. `pods` is the selector of its pods. `profile` is the
+    one that its init container names, "" if it names none.
     """
 
     namespace: str
@@ -547,6 +548,7 @@ class DaemonSetFacts(Struct, frozen=True):
     is_current: bool = True
     places: Placement = Placement()
     pods: str = ""
+    profile: str = ""
 
 
 class RevisionHistory(Struct, frozen=True):
@@ -645,7 +647,7 @@ class Fleet(Struct, frozen=True):
     Nodes that disappeared under way, after their driver was restarted, or failed, as they were last seen; `forgotten`
     are those that the status shows and that disappeared before this controller led. The time of what began before
     `clock_s` counts from then: the clock was set. `kept` are the uids of the driver pods whose node this controller
-    took, and which it never tried to delete.
+    took, and which it never tried to delete. `profile` is that of the controller.
     """
 
     policy: RolloutPolicy
@@ -666,6 +668,7 @@ class Fleet(Struct, frozen=True):
     vanished: tuple[FleetNode, ...] = ()
     forgotten: tuple[SeenNode, ...] = ()
     clock_s: float = 0.0
+    profile: str = ""
     kept: Set[str] = frozenset()
 
 

@@ -6,6 +6,7 @@ import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 from msgspec import Struct
@@ -33,6 +34,7 @@ from driver_manager.domain.fleet.spec import (
 from driver_manager.domain.node import PROGRAM, NodeChange
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.decision import APPROVED
+from driver_manager.domain.settings import DRIVER_PROFILE
 from driver_manager.domain.wire import parsed
 
 # Acts: each has the resourceVersion or uid of the object that was observed, so that it changes no other object
@@ -319,8 +321,15 @@ TASK_LABEL = f"{GROUP}/task"
 ROLLOUT_LABEL = f"{GROUP}/rollout"
 TASK_REVISION_LABEL = f"{GROUP}/revision"
 NODE_LABEL = f"{GROUP}/node"
+PROFILE_LABEL = f"{GROUP}/profile"
 TASKS = f"{TASK_LABEL} in ({','.join(task.value for task in Task)})"
 """Selector of the pods of all tasks that this version knows."""
+
+
+def tasks_of(profile: str) -> str:
+    """The selector of the task pods of one profile's rollouts."""
+    return f"{TASKS},{PROFILE_LABEL}={_label(profile)}"
+
 
 LIMIT_S = 300
 """activeDeadlineSeconds of a preflight; most of it is for pulling the image."""
@@ -391,6 +400,7 @@ class PodMaker:
                 ROLLOUT_LABEL: _label(rollout),
                 TASK_REVISION_LABEL: _label(self._revision),
                 NODE_LABEL: _label(node.name),
+                PROFILE_LABEL: _label(self._fleet.profile),
             },
             # The container reads the digest of the wanted driver from these annotations of its own pod.
             "annotations": dict(self._annotations),
@@ -404,7 +414,7 @@ class PodMaker:
 def pod_name(fleet: Fleet, revision: str, task: Task, node: FleetNode, attempt: str = "") -> str:
     """The name of a task pod, computed from its purpose: if two controllers create it, there is one pod."""
     rollout = fleet.rollout.partition("/")[2]
-    key = f"{fleet.rollout_uid}/{task.value}/{revision}/{node.uid or node.name}/{attempt}"
+    key = f"{fleet.rollout_uid}{fleet.profile}/{task.value}/{revision}/{node.uid or node.name}/{attempt}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:_DIGEST_CHARS]
     return f"{rollout[:_MAX_PREFIX_CHARS].rstrip('-.')}-{task.value}-{digest}"
 
@@ -461,6 +471,22 @@ def _is_manager(container: Mapping[str, Any]) -> bool:
         return False
     before = words[: words.index(RECONCILE)]
     return not before or before[-1].rpartition("/")[2] == PROGRAM
+
+
+def profile_of(spec: Mapping[str, Any]) -> str:
+    """The profile that the init container of a pod's spec names, "" if it names none: the option, else the variable.
+
+    A value that the kubelet computes is not known here.
+    """
+    manager = next(filter(_is_manager, spec.get("initContainers") or ()), None)
+    if manager is None:
+        return ""
+    words, flag = _words(manager), DRIVER_PROFILE.flag
+    found = [text for word, text in pairwise([*words, ""]) if word == flag]
+    found += [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
+    env = {one.get("name"): one.get("value") for one in manager.get("env") or ()}
+    named = found[-1] if found else env.get(DRIVER_PROFILE.env) or ""
+    return "" if named == DRIVER_PROFILE.default or "$(" in named else named
 
 
 def _words(container: Mapping[str, Any]) -> list[str]:

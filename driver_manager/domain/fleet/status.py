@@ -250,14 +250,20 @@ PACE_S = 5.0
 """Seconds after which a change that is not urgent is written, with all later ones."""
 
 
-def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, now_s: float) -> Json:
-    """The status that shows `decision`, made at `now_s` for `generation` of the object, whose status is `old`."""
+def status_of(
+    decision: FleetDecision, old: Mapping[str, Any], generation: int, now_s: float, profile: str = ""
+) -> Json:
+    """The status that shows `decision`, made at `now_s` for `generation` of the object, whose status is `old`.
+
+    `profile` is the DaemonSet's, if the controller has the same: the controllers of others then leave the status.
+    """
     outlook = decision.outlook
     nodes: dict[NodePhase, list[NodeView]] = {place: [] for place in NodePhase}
     for node in sorted(outlook.nodes, key=lambda one: one.name):
         nodes[node.place].append(node)
     return {
         **_head(outlook, old, generation, now_s),
+        "profile": profile,
         "targetRevision": decision.memory.target,
         "goodRevision": decision.memory.good,
         "failedRevisions": list(decision.memory.failed[-MAX_KEPT:]),
@@ -309,7 +315,7 @@ def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, 
 def status_of_problems(problems: Sequence[str], old: Mapping[str, Any], generation: int, now_s: float) -> Json:
     """The status of an object whose spec has `problems`; the other fields stay as in `old`."""
     stays = status_of(FleetDecision((), memory_of(old), outlook_of_problems(problems)), old, generation, now_s)
-    kept = {key: old[key] for key, value in stays.items() if key in _SHOWN and type(old.get(key)) is type(value)}
+    kept = {key: old[key] for key, value in stays.items() if key in _KEPT and type(old.get(key)) is type(value)}
     return {**stays, **kept}
 
 
@@ -333,7 +339,10 @@ COUNTS = {
 _SHOWN = frozenset(
     {"wave", "counts", "waves", "underWay", "failures", "waiting", "leftOut", "preflight", "preflightProblems"}
 )
-"""Fields that only show nodes; with an invalid spec, their old values stay."""
+"""Fields that only show nodes."""
+
+_KEPT = _SHOWN | {"profile"}
+"""Fields whose old values stay with an invalid spec."""
 
 _SLOW = _SHOWN - {"wave", "failures"} | {"nodeSeconds"}
 """Fields whose change is not urgent. A change of a condition's message is not urgent either."""

@@ -329,6 +329,18 @@ def _no_daemon_set(seen: Survey) -> Blocked | None:
     return _aside("NoDaemonSet", f"DaemonSet {seen.terms.policy.daemon_set} does not exist")
 
 
+ANOTHER_PROFILE = "AnotherProfile"
+
+
+def _another_profile(seen: Survey) -> Blocked | None:
+    """The DaemonSet's run has the keys of another profile, which this controller neither reads nor writes."""
+    daemon_set, profile = seen.terms.fleet.daemon_set, seen.terms.fleet.profile
+    if daemon_set is None or daemon_set.profile in ("", profile) or not profile:
+        return None
+    text = f"DaemonSet {daemon_set.name} has profile {daemon_set.profile}, and this controller {profile}"
+    return _aside(ANOTHER_PROFILE, f"{text}: install the rollout controller of {daemon_set.profile}")
+
+
 def _rival(seen: Survey) -> Blocked | None:
     rivals = seen.terms.fleet.rivals
     if not rivals:
@@ -432,6 +444,7 @@ def _window(seen: Survey) -> Blocked | None:
 
 HOLD_GUARDS: tuple[Callable[[Survey], Blocked | None], ...] = (
     _no_daemon_set,
+    _another_profile,
     _rival,
     _strategy,
     _not_observed,

@@ -117,8 +117,9 @@ def rollout_fleet(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -
     serve_rollouts(admin_api)
     with contextlib.ExitStack() as stack:
 
-        def build(size: int, lease: str = "") -> RolloutFleet:
-            return stack.enter_context(RolloutFleet(control_plane, admin_api, tmp_path, size, lease))
+        def build(size: int, lease: str = "", profile: str = "rebellions") -> RolloutFleet:
+            made = RolloutFleet(control_plane, admin_api, tmp_path, size, lease, profile=profile)
+            return stack.enter_context(made)
 
         yield build
 

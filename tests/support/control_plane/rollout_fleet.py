@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from driver_manager.adapters.kube.leases import rollout_lease
 from tests.support.control_plane.api import Api, ApiError, Follower, Json, Watch, gone, wait_until
 from tests.support.control_plane.kubelet import (
     LAST_OUTCOME,
@@ -129,15 +130,23 @@ class RolloutFleet:
     """Nodes with the driver's DaemonSet, and a DriverRollout of it, while the context lasts."""
 
     def __init__(  # what may differ from fleet to fleet
-        self, plane: ControlPlane, api: Api, folder: Path, size: int, lease: str = "", weight: int = 0
+        self,
+        plane: ControlPlane,
+        api: Api,
+        folder: Path,
+        size: int,
+        lease: str = "",
+        weight: int = 0,
+        profile: str = "rebellions",
     ) -> None:
-        """Controllers lead by the Lease `lease`, or else by one of the fleet's own.
+        """Controllers and the DaemonSet have `profile`. They lead by the Lease `lease`, or by one of the fleet's own.
 
         `weight`: bytes that each Node has beside what a rollout looks at, as a real one has.
         """
         self.plane, self.api, self.folder = plane, api, folder
         self.name = f"fleet-{uuid.uuid4().hex[:6]}"
         self.lease = lease or self.name
+        self._profile = profile
         self._notes = {"cluster-tests/weight": "x" * weight} if weight else {}
         self.nodes = [f"{self.name}-{number}" for number in range(size)]
         self.kubelets = Kubelets(api, self.name)
@@ -176,10 +185,11 @@ class RolloutFleet:
         self.make_rollout(**spec)
         wait_until(lambda: self.status().get("phase") == "Complete", f"the first revision: {self.name}", 600.0, 0.1)
 
-    def set_driver(self, image: str, **pod: Any) -> str:
-        """The template has this image from now on, and these fields of its pod; the hash of its revision."""
-        body = self._daemon_set(image)["spec"]["template"]["spec"]["containers"]
-        self.api.patch(self._path, {"spec": {"template": {"spec": {"containers": body, **pod}}}})
+    def set_driver(self, image: str, profile: str = "", **pod: Any) -> str:
+        """The template has this image, this profile, and these fields of its pod, from now on; its revision's hash."""
+        body = self._daemon_set(image, profile)["spec"]["template"]["spec"]
+        containers = {key: body[key] for key in ("initContainers", "containers")}
+        self.api.patch(self._path, {"spec": {"template": {"spec": {**containers, **pod}}}})
 
         def hashed() -> str | None:
             found = self.api.list(
@@ -222,7 +232,9 @@ class RolloutFleet:
 
     @property
     def _command(self) -> list[str]:
-        options = ["--profile", "rebellions", "--namespace", NAMESPACE, "--lease-name", self.lease]
+        options = ["--profile", self._profile, "--namespace", NAMESPACE]
+        if self.lease != rollout_lease(self._profile):
+            options += ["--lease-name", self.lease]
         return ["rollout", "controller", *options, "--log-format", "text"]
 
     def _environment(self, server: str | None, token: str = "") -> dict[str, str]:
@@ -285,12 +297,14 @@ class RolloutFleet:
                 break
         return during(renewals)
 
-    def _daemon_set(self, image: str) -> Json:
+    def _daemon_set(self, image: str, profile: str = "") -> Json:
         labels = {"app": self.name}
+        manager = {"name": "manager", "image": "manager:1", "args": ["reconcile-driver-state"]}
+        env = [{"name": "DRIVER_PROFILE", "value": profile or self._profile}]
         spec = {
             "nodeSelector": {"fleet": self.name},
             "tolerations": [{"operator": "Exists"}],
-            "initContainers": [{"name": "manager", "image": "manager:1", "args": ["reconcile-driver-state"]}],
+            "initContainers": [{**manager, "env": env}],
             "containers": [{"name": "driver", "image": image}],
         }
         return daemon_set(self.name, labels, spec, updateStrategy={"type": "OnDelete"})
@@ -301,7 +315,7 @@ class RolloutFleet:
 
 
 class FleetFactory(Protocol):
-    def __call__(self, size: int, lease: str = "") -> RolloutFleet: ...
+    def __call__(self, size: int, lease: str = "", profile: str = "rebellions") -> RolloutFleet: ...
 
 
 def serve_rollouts(api: Api) -> None:

@@ -30,6 +30,7 @@ def _story(seconds: float, *events: str) -> Story:
 EASY = RolloutPolicy("driver", max_parallel=0, waves=WAVES[0], failure_threshold=100)
 TOLD: tuple[Story, ...] = (
     _story(0.0, "nothing", "another"),
+    _story(0.0, "foreign", "nothing", "own"),
     _story(700.0, "nothing", "nothing") + _story(6.0, "restart"),
     _story(40.0, "reboot", "nothing", "nothing", "nothing", "nothing", "nothing", "nothing", "nothing", "nothing"),
     _story(700.0, "nothing", "nothing") + _story(5.0, "nothing", "template", "undo", "nothing", "nothing", "template"),

@@ -115,6 +115,7 @@ STATUS = (
         "for a person",
         fields=CONDITION,
     ),
+    Field("profile", Kind.TEXT, "profile of the DaemonSet, once a controller with that profile has read it"),
     Field("targetRevision", Kind.TEXT, "revision of the DaemonSet that is rolled out: the hash that its pods carry"),
     Field("goodRevision", Kind.TEXT, "last revision that all nodes ran"),
     Field("failedRevisions", Kind.TEXTS, "revisions that were halted; each is retried only on request"),

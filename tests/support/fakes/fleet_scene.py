@@ -84,9 +84,11 @@ class FleetScene:
             if self.revisions():
                 self._make_pod(name, is_ready=True)
 
-    def set_driver(self, image: str) -> str:
-        """The DaemonSet's template has this image from now on; the hash of its revision."""
-        manager = {"name": "manager", "image": "manager", "args": ["reconcile-driver-state"]}
+    def set_driver(self, image: str, profile: str = "") -> str:
+        """The DaemonSet's template has this image from now on, and that profile; the hash of its revision."""
+        manager: Obj = {"name": "manager", "image": "manager", "args": ["reconcile-driver-state"]}
+        if profile:
+            manager["env"] = [{"name": "DRIVER_PROFILE", "value": profile}]
         pod = {"initContainers": [manager], "containers": [{"name": "driver", "image": image}]}
         template = {"metadata": {"labels": {"app": DRIVER}}, "spec": pod}
         if self.store.list_objects("daemonsets")[0]:

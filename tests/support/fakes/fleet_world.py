@@ -230,6 +230,7 @@ class World:
             rivals=self.rivals,
             rollout=ROLLOUT,
             rollout_uid="uid-rollout",
+            profile="rebellions",
             clears_first=self.clears_first,
             task_pods=(*self.looks.pods.values(), *self.clears.pods.values()),
             unmade=self.looks.refusal,
@@ -692,6 +693,9 @@ AROUND: dict[str, dict[str, Any]] = {
     "unobserved": {"is_current": False},
     "observed": {"is_current": True},
 }
+FOREIGN: dict[str, dict[str, Any]] = {"foreign": {"profile": "nvidia"}, "own": {"profile": "rebellions"}}
+"""Another profile in the DaemonSet's template, which the dice do not bring about."""
+
 ON_NODES: dict[str, dict[str, Any]] = {
     "cordon": {"unschedulable": True, "is_cordoned_by_run": False},
     "uncordon": {"unschedulable": False, "is_cordoned_by_run": False},
@@ -730,7 +734,7 @@ EVENTS = (*RULES, *ON_NODES, *FATES, *TO_NODES, *TO_ALL, *AROUND, *RIVALS, *CALM
 def happens(world: World, event: str, name: str) -> None:
     world.policy = replace(world.policy, **RULES.get(event, {}), **MODES.get(event, {}))
     if world.daemon_set is not None:
-        world.daemon_set = replace(world.daemon_set, **AROUND.get(event, {}))
+        world.daemon_set = replace(world.daemon_set, **AROUND.get(event, {}), **FOREIGN.get(event, {}))
     if event in LAGS:
         world.shown = list(world.revisions) if event == "lag" else None
     if event in LOOK_EVENTS:

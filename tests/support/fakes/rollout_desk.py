@@ -47,7 +47,7 @@ class Laptop:
 
     def add_lease(self, holder: str, renewed: str) -> None:
         spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": renewed}
-        body = {"metadata": {"name": "driver-manager-rollout", "namespace": NAMESPACE}, "spec": spec}
+        body = {"metadata": {"name": "driver-manager-rollout-rebellions", "namespace": NAMESPACE}, "spec": spec}
         self.scene.store.create("leases", body)
 
     def add_user(self, node: str, name: str, resource: str = "rebellions.ai/ATOM") -> None:

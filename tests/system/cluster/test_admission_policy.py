@@ -149,7 +149,7 @@ def test_a_reboot_from_its_request_to_its_end_is_never_denied(
 
 
 def test_a_rollout_is_never_denied(webhook: Webhook, rollout_fleet: FleetFactory, admin_api: Api) -> None:
-    fleet = rollout_fleet(2, "driver-manager-rollout")
+    fleet = rollout_fleet(2, "driver-manager-rollout-rebellions")
     fleet.make_rollout(waves=[{"name": "canary", "count": 1}, {"name": "rest"}])
     wanted = fleet.set_driver("driver:2")
     run = fleet.fork(token=user(admin_api, CONTROLLER).token)

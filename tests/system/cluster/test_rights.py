@@ -406,7 +406,7 @@ def test_every_right_of_the_rebooter_is_needed(admin_api: Api, ascend: AscendFac
 
 SHIPPED = [one for one in render("rebellions/rollout") if one["kind"] in BOUND_KINDS]
 ROLLOUT_ACCOUNT = only(SHIPPED, "ServiceAccount")
-ROLLOUT_LEASE = "driver-manager-rollout"
+ROLLOUT_LEASE = "driver-manager-rollout-rebellions"
 NODES = 2
 AT_ONCE = ("list", "watch", "get")
 """What every controller asks for, whether there is anything to do or not."""

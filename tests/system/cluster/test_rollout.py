@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from driver_manager import profiles
+from driver_manager.adapters.kube.leases import rollout_lease
 from driver_manager.domain.fleet.spec import RevisionHistory, RolloutPolicy, RolloutState, memory_of, read
 from driver_manager.domain.fleet.state import FleetDecision, NodePhase, NodeView, Outlook, Phase, WaveView
 from driver_manager.domain.fleet.status import status_of
@@ -127,6 +128,49 @@ def test_a_leader_cut_off_from_its_lease_stops_before_another_begins(
     assert {tuple(words) for words in witness.words().values()} == {("pod-restart-required", "upgrade-done")}
     assert witness.most_under_way() == 1
     assert witness.labels_lost({"fleet": thirty.name}) == []
+
+
+@pytest.mark.shares(6)
+def test_the_controllers_of_two_vendors_lead_side_by_side_in_one_namespace(rollout_fleet: FleetFactory) -> None:
+    fleets = [rollout_fleet(2, rollout_lease(one), one) for one in ("rebellions", "furiosa")]
+    runs = [one.fork() for one in fleets]
+    for one in fleets:
+        one.make_complete(maxParallel=0, preflight="require")
+    mark = fleets[0].plane.audit_mark()
+    wanted = [one.set_driver("driver:2") for one in fleets]
+    for one, new in zip(fleets, wanted, strict=True):
+        one.wait_complete(new)
+        assert one.serving() == dict.fromkeys(one.nodes, new)
+    assert [one.status()["profile"] for one in fleets] == ["rebellions", "furiosa"]
+    deleted = restarted(fleets[0].requests(mark))
+    assert set(deleted.values()) == {1}
+    assert len([name for name in deleted if "-preflight-" not in name]) == 4
+    for run, foreign in zip(runs, fleets[::-1], strict=True):
+        assert "leading" in run.log
+        assert not [line for line in run.log.splitlines() if f"node {foreign.name}" in line]
+    holders = [one.api.get(one.lease_path)["spec"]["holderIdentity"] for one in fleets]
+    assert len(set(holders)) == 2
+    assert fleets[0].while_idle(renewals=6) <= IDLE, "neither writes the status of the other's rollout"
+    assert [run.terminate().code for run in runs] == [0, 0]
+
+
+@pytest.mark.shares(6)
+def test_a_controller_refuses_a_daemonset_of_another_profile_and_deletes_nothing(rollout_fleet: FleetFactory) -> None:
+    fleet = rollout_fleet(2)
+    fleet.fork()
+    fleet.make_complete(waves=[{"name": "all"}], preflight="require")
+    mark = fleet.plane.audit_mark()
+    new = fleet.set_driver("driver:2", "nvidia")
+    wait_until(lambda: fleet.status().get("phase") == "Stalled", "it is refused", 60)
+    (stalled,) = [one for one in fleet.status()["conditions"] if one["type"] == "Stalled"]
+    why = f"DaemonSet {fleet.name} has profile nvidia, and this controller rebellions"
+    assert (stalled["status"], stalled["reason"]) == ("True", "AnotherProfile")
+    assert stalled["message"] == f"{why}: install the rollout controller of nvidia"
+    assert fleet.while_idle(renewals=3) <= IDLE
+    assert writes(fleet.requests(mark)).keys() == {"driverrollouts/status"}
+    fleet.set_driver("driver:2")
+    wait_until(lambda: fleet.status().get("phase") == "Complete", "its own profile again", 120)
+    assert new not in fleet.serving().values()
 
 
 @pytest.mark.shares(6)

@@ -22,6 +22,7 @@ from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Terminated
 from driver_manager.domain.fleet.nodes import STALE_S
 from driver_manager.domain.fleet.spec import PLURAL, Fleet
 from driver_manager.domain.fleet.state import Act, Announce, FleetDecision, MarkNode, Pace, Phase, RestartPod
+from driver_manager.domain.fleet.status import PACE_S
 from tests.support.fakes.fleet_scene import (
     KEYS,
     NAMESPACE,
@@ -694,6 +695,34 @@ def test_a_pod_whose_deletion_may_have_come_through_is_waited_for_before_its_nod
     run.until(lambda: bool(scene.restarts), "the pod is deleted")
     assert scene.clock.monotonic() - began_s > STALE_S - 5.0
     check_end(scene, run, newest)
+
+
+def test_a_rollout_of_another_profile_is_refused_and_then_left_to_a_controller_of_that_profile() -> None:
+    scene, _ = complete(2)
+    scene.set_driver("driver:2", "nvidia")
+    run = ControllerRun(scene)
+    run.until_phase("Stalled")
+    (stalled,) = [one for one in scene.rollout()["status"]["conditions"] if one["type"] == "Stalled"]
+    why = "DaemonSet driver has profile nvidia, and this controller rebellions"
+    assert stalled["reason"] == "AnotherProfile"
+    assert stalled["message"] == f"{why}: install the rollout controller of nvidia"
+    assert "profile" not in scene.rollout()["status"]
+    assert run.reports[-1].rollouts[f"{NAMESPACE}/driver"].phase is Phase.STALLED
+    run.idle_for(60.0)
+    assert run.cluster.writes == ["patch status driver"]
+    shown = {"phase": "Progressing", "profile": "nvidia"}
+    scene.store.patch(PLURAL, "driver", lambda one: one | {"status": shown}, namespace=NAMESPACE, status=True)
+    run.idle_for(600.0)
+    assert scene.rollout()["status"] == shown
+    assert (run.cluster.writes, run.reports[-1].rollouts, scene.restarts) == (["patch status driver"], {}, {})
+
+
+def test_a_controller_of_another_profile_waits_before_it_refuses() -> None:
+    scene = fleet(1)
+    scene.set_driver("driver:2", "nvidia")
+    run, began_s = ControllerRun(scene), scene.clock.monotonic()
+    run.until_phase("Stalled")
+    assert scene.clock.monotonic() - began_s >= PACE_S
 
 
 def test_many_nodes_that_are_left_behind_keep_the_loop_from_nothing_else_for_long() -> None:

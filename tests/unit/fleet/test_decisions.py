@@ -488,10 +488,14 @@ def done_and(other: FleetNode) -> Fleet:
 
 
 NIGHTS = policy(schedule=parse_windows("Mon-Fri 22:00-04:00"))
+OF_NVIDIA: dict[str, Any] = {"daemon_set": replace(DAEMON_SET, profile="nvidia"), "profile": "rebellions"}
 ROLLOUT: Scenarios = {
     "no DaemonSet": fleet(WAITING, daemon_set=None),
     "no DaemonSet, a node is late": one(node("a", RESTART, record=record(since_s=0.0)), None, daemon_set=None),
     "no DaemonSet, a node is under way": one(node("a", RESTART), None, daemon_set=None),
+    "another profile": fleet(WAITING, **OF_NVIDIA),
+    "another profile, its node is stale": (fleet([fresh()], **OF_NVIDIA), STALE_AT_S),
+    "the same profile": fleet(WAITING, **{**OF_NVIDIA, "profile": "nvidia"}),
     "an older rollout": fleet(WAITING, rivals=("npu/older",)),
     "an older rollout, a node is done": fleet(ENDING, ENDING_PODS, rivals=("npu/older",)),
     "RollingUpdate": fleet(WAITING, daemon_set=ROLLING),

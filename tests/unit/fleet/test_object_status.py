@@ -124,7 +124,7 @@ STATUSES = st.dictionaries(st.sampled_from([one.name for one in STATUS]), JSON)
 
 
 def written(decision: FleetDecision = DECISION, old: Json | None = None, now_s: float = NOW_S) -> Json:
-    return status_of(decision, old or {}, GENERATION, now_s)
+    return status_of(decision, old or {}, GENERATION, now_s, "rebellions")
 
 
 def in_phase(phase: Phase, reason: str = "Because") -> FleetDecision:

@@ -13,7 +13,15 @@ from driver_manager.cli.by_hand import preflight_command
 from driver_manager.cli.reconcile import reconcile_command
 from driver_manager.domain import selectors
 from driver_manager.domain.fleet.spec import Revision, Task
-from driver_manager.domain.fleet.state import NOT_OF_PREFLIGHT, TASKS, CreatePod, PodMaker, TemplateUnusable
+from driver_manager.domain.fleet.state import (
+    NOT_OF_PREFLIGHT,
+    TASKS,
+    CreatePod,
+    PodMaker,
+    TemplateUnusable,
+    profile_of,
+    tasks_of,
+)
 from scripts.releasing.kustomize import OVERLAYS, only, render
 from tests.support.fakes.fleet_builders import NEW, fleet, node
 
@@ -55,7 +63,8 @@ TEMPLATE: Json = {
 def maker(template: Any = TEMPLATE, task: Task = Task.PREFLIGHT, **said: Any) -> PodMaker:
     text = template if isinstance(template, str) else json.dumps(template)
     revisions = (Revision("driver-new", NEW, 2, text),)
-    return PodMaker(fleet((node("a"),), revisions=revisions, rollout_uid="ro-uid", **said), NEW, task)
+    said = {"rollout_uid": "ro-uid", "profile": "rebellions", **said}
+    return PodMaker(fleet((node("a"),), revisions=revisions, **said), NEW, task)
 
 
 def made(template: Any = TEMPLATE, **said: Any) -> CreatePod:
@@ -76,7 +85,8 @@ def test_it_is_none_of_the_daemonsets_pods_goes_with_the_rollout_and_nobody_has_
     act = made()
     metadata, spec = act.body["metadata"], act.body["spec"]
     assert "app" not in metadata["labels"]
-    assert selectors.parse(TASKS).matches(metadata["labels"])
+    for selector, is_ours in ((TASKS, True), (tasks_of("rebellions"), True), (tasks_of("nvidia"), False)):
+        assert selectors.parse(selector).matches(metadata["labels"]) is is_ours
     assert metadata["ownerReferences"][0]["uid"] == "ro-uid"
     assert (act.namespace, act.name, act.node) == ("npu", metadata["name"], "a")
     assert not {"priorityClassName", "priority", "preemptionPolicy"} & spec.keys()
@@ -145,6 +155,33 @@ def test_the_options_that_are_left_out_are_those_that_only_a_reconcile_has() -> 
 
     assert options(reconcile_command) - options(preflight_command) == NOT_OF_PREFLIGHT
     assert "--driver-pod-leaves" in options(preflight_command)
+
+
+NVIDIA = [{"name": "DRIVER_PROFILE", "value": "nvidia"}]
+
+
+@pytest.mark.parametrize(
+    ("said", "profile"),
+    [
+        ({}, ""),
+        ({"env": NVIDIA}, "nvidia"),
+        ({"env": None, "args": [RECONCILE, "--profile", "amd"]}, "amd"),
+        ({"env": NVIDIA, "args": [RECONCILE, "--profile=amd"]}, "amd"),
+        ({"env": [{"name": "DRIVER_PROFILE", "value": ""}]}, ""),
+        ({"env": [{"name": "DRIVER_PROFILE", "value": "auto"}]}, ""),
+        ({"env": [{"name": "DRIVER_PROFILE", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}, ""),
+        ({"args": [RECONCILE, "--profile=$(VENDOR)"]}, ""),
+        ({"args": [RECONCILE, "--profile"]}, ""),
+        ({"args": ["health-watch"], "env": NVIDIA}, ""),
+    ],
+)
+def test_the_profile_of_a_template_is_the_one_that_its_init_container_names(said: Json, profile: str) -> None:
+    assert profile_of(running(**said)["spec"]) == profile
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_overlay_names_its_profile(overlay: str) -> None:
+    assert profile_of(only(render(overlay), "DaemonSet", f"{overlay}-driver")["spec"]["template"]["spec"]) == overlay
 
 
 @pytest.mark.parametrize(

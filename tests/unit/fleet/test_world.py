@@ -37,12 +37,12 @@ from driver_manager.domain.fleet.spec import (
     Task,
     TaskPod,
 )
-from driver_manager.domain.fleet.state import TASKS
+from driver_manager.domain.fleet.state import tasks_of
 
 HERE = "npu"
 ROLLOUTS, SETS = Subject(FactKind.ROLLOUTS, HERE), Subject(FactKind.DAEMON_SETS, HERE)
 REVISIONS, PODS = Subject(FactKind.REVISIONS, HERE), Subject(FactKind.DRIVER_PODS, HERE, "app=driver")
-TASKS_HERE = Subject(FactKind.TASK_PODS, HERE, TASKS)
+TASKS_HERE = Subject(FactKind.TASK_PODS, HERE, tasks_of(""))
 POLICY = RolloutPolicy("driver")
 
 
