@@ -587,7 +587,8 @@ class Checked:
             assert not before & {NodePhase.WAITING, NodePhase.UNDER_WAY}, "a wave begins too early"
             if reached:
                 end_s = max(one.since_s for one in kept if min(one.wave, len(waves)) == reached)
-                soak_s = waves[reached - 1].soak_s
+                soaked_s = sum(one.soaked_s for one in self.facts.memory.waves if one.number == reached)
+                soak_s = max(0.0, waves[reached - 1].soak_s - soaked_s)
                 assert not soak_s or self.now_s >= end_s + soak_s, "a wave begins before the soak time is over"
                 is_approved = wishes.approved_for == self.target and wishes.approved > reached
                 assert is_approved or not waves[reached - 1].needs_approval, "a wave begins without its approval"
