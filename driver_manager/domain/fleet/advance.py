@@ -126,7 +126,7 @@ def _held(view: View) -> Caption | None:
     under_way = view.by_place[NodePhase.UNDER_WAY]
     rest = f"; still under way: {view.named(NodePhase.UNDER_WAY)}" if under_way else ""
     good, target = view.seen.terms.fleet.memory.good, view.seen.terms.target
-    # The DaemonSet creates the pods of new nodes from its newest template, whatever the rollout does.
+    # The DaemonSet creates the pods of new nodes from its newest template, also while the rollout starts no node.
     if hold.reason in ("Paused", "NodesFailed", "FailedBefore") and good not in ("", target):
         rest += f"; new nodes get revision {target} anyway, until `rollout undo`"
     return Caption(hold.phase, hold.reason, hold.message + rest)

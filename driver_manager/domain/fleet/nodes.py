@@ -167,7 +167,7 @@ def _has_target(member: Member, terms: Terms) -> NodeDecision | None:
 def _late(member: Member, pod: DriverPod, terms: Terms) -> NodeDecision | None:
     """A node that has the target revision and does not serve it fails after the node timeout; DONE until then.
 
-    The rollout has not restarted its pod, as on a node that has joined. None where that says nothing about the
+    The rollout has not restarted its pod, as on a node that has joined. None where that shows nothing about the
     revision: all nodes have served it before, the Node is not Ready, or others handle the node.
     """
     node = member.node
