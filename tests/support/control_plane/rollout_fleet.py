@@ -50,13 +50,15 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 class Kubelets:
     """Plays the kubelets of a fleet, while the context lasts: driver pods run, and pods that look at a node end.
 
-    `wedging`: nodes with the image that does not serve on them; the pod stays as it is, and the node says so. `ends` is
-    the exit code and the message of the pod that looks at a node; well on all others. `seen` counts these pods by node,
-    `bodies` has the last one of each. `unschedulable` has the scheduler's message for nodes on which no pod fits.
+    `wedging`: nodes with the image that does not serve on them; the pod stays as it is, and the node shows `word`.
+    `ends` is the exit code and the message of the pod that looks at a node; well on all others. `seen` counts these
+    pods by node, `bodies` has the last one of each. `unschedulable` has the scheduler's message for nodes on which no
+    pod fits.
     """
 
     def __init__(self, api: Api, app: str) -> None:
         self.wedging: set[tuple[str, str]] = set()
+        self.word = "wedged"
         self.ends: dict[str, tuple[int, str]] = {}
         self.seen: Counter[str] = Counter()
         self.bodies: dict[str, Json] = {}
@@ -117,7 +119,7 @@ class Kubelets:
         node, image = pod["spec"]["nodeName"], pod["spec"]["containers"][0]["image"]
         is_wedged = (node, image) in self.wedging
         if is_wedged is not (node in self._wedged):
-            word = "wedged" if is_wedged else "ready"
+            word = self.word if is_wedged else "ready"
             moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1.0))  # no run ends as it begins
             outcome = {"v": 1, "state": word, "exitCode": 0, "what": word, "ended": moment, "since": moment}
             notes = {"labels": {SHOWN: word}, "annotations": {LAST_OUTCOME: json.dumps(outcome)}}

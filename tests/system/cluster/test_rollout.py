@@ -8,6 +8,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ from tests.support.control_plane.servers import NAMESPACE, ControlPlane
 from tests.support.deploy.apply import applied, apply
 from tests.support.fakes.rollout_objects import BAD, BLANK, FULL, SPEC, rollout, zones
 
+SKIP = "rebellions.ai/npu-driver-upgrade.skip"
 ROLLOUT, OPERAND = "clear-first", "device-plugin"
 WAVES = [{"name": "canary", "count": 1, "soak": "2s"}, {"name": "tenth", "percent": 10}, {"name": "rest"}]
 
@@ -155,6 +157,64 @@ def test_the_controllers_of_two_vendors_lead_side_by_side_in_one_namespace(rollo
 
 
 @pytest.mark.shares(6)
+@pytest.mark.shares(6)
+def test_a_failed_node_that_disappears_still_counts_for_this_controller_and_for_the_next(
+    rollout_fleet: FleetFactory, admin_api: Api
+) -> None:
+    fleet = rollout_fleet(3)
+    controller = fleet.start()
+    fleet.make_complete(waves=[{"name": "all"}], maxParallel=1)
+    fleet.kubelets.wedging |= {(node, "driver:2") for node in fleet.nodes}
+    (old,) = set(fleet.serving().values())
+    fleet.set_driver("driver:2")
+    wait_until(lambda: "upgrade-failed" in fleet.states().values(), "the first node fails", 60.0)
+    (failed,) = (node for node, state in fleet.states().items() if state == "upgrade-failed")
+    admin_api.delete(f"/api/v1/nodes/{failed}")
+    for pod in fleet.pods():
+        if pod["spec"].get("nodeName") == failed:
+            gone(partial(admin_api.delete, f"{PODS}/{pod['metadata']['name']}", grace_s=0))
+    for _ in range(2):
+        lost = wait_until(lambda: fleet.status().get("lost"), "the status has the node", 60.0)
+        assert [(one["node"], one["failed"]) for one in lost] == [(failed, True)]
+        fleet.while_idle(renewals=1)
+        assert fleet.status()["phase"] == "Halted"
+        assert fleet.serving() == {node: old for node in fleet.nodes if node != failed}
+        controller.terminate()
+        controller = fleet.start("next")
+    fleet.nodes.remove(failed)
+
+
+@pytest.mark.shares(6)
+def test_a_wait_for_the_rebooter_fails_no_node(rollout_fleet: FleetFactory) -> None:
+    fleet = rollout_fleet(2)
+    fleet.start()
+    fleet.make_complete(waves=[{"name": "all"}], maxParallel=1, approveReboots=True, nodeTimeout="4s")
+    fleet.kubelets.word = "reboot-required"
+    fleet.kubelets.wedging |= {(node, "driver:2") for node in fleet.nodes}
+    new = fleet.set_driver("driver:2")
+    wait_until(lambda: "reboot-required" in fleet.states().values(), "a node waits for its reboot", 60.0)
+    fleet.while_idle(renewals=2)  # ten seconds
+    status = fleet.status()
+    assert (status["phase"], status["counts"]["failed"]) == ("Progressing", 0)
+    assert status["underWay"][0]["reason"].startswith("waits for the rebooter")
+    fleet.kubelets.wedging.clear()
+    fleet.wait_complete(new)
+
+
+@pytest.mark.shares(6)
+def test_the_skip_label_takes_a_cordoned_node_out_of_the_budget(rollout_fleet: FleetFactory, admin_api: Api) -> None:
+    fleet = rollout_fleet(3)
+    fleet.start()
+    fleet.make_complete(waves=[{"name": "all"}], maxParallel=2, maxUnavailable=1)
+    path = f"/api/v1/nodes/{fleet.nodes[2]}"
+    admin_api.patch(path, {"spec": {"unschedulable": True}})
+    new = fleet.set_driver("driver:2")
+    wait_until(lambda: fleet.status().get("phase") == "WaitingForNodes", "the budget is used up", 60.0)
+    admin_api.patch(path, {"metadata": {"labels": {SKIP: "true"}}})
+    fleet.wait_complete(new)
+    assert list(fleet.serving().values()).count(new) == 2
+
+
 def test_a_controller_refuses_a_daemonset_of_another_profile_and_deletes_nothing(rollout_fleet: FleetFactory) -> None:
     fleet = rollout_fleet(2)
     fleet.fork()
