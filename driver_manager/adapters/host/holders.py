@@ -30,6 +30,10 @@ _POD = re.compile(
 )
 """A pod's uid. The uid of a static pod is a hash of its manifest."""
 _CONTAINER = re.compile(r"([0-9a-f]{64})")
+HOST_SLICE = r"(?!user\.slice|kubepods)[^/\n]+\.slice"
+"""A slice (systemd.slice(5)), other than those of login sessions, whose services are another manager's, and of pods."""
+_SERVICE = re.compile(rf"^\d+:[^:\n]*:(?:/\.\.)*(?:/{HOST_SLICE})+/([^/\n]+\.service)(?:/|$)", re.MULTILINE)
+"""A service of the host, relative to any cgroup root of the reader: one in a container is below more than slices."""
 OPEN, MAPPED = "open", "mapped"
 GONE = "(gone)"
 FORBIDDEN = ""
@@ -230,22 +234,10 @@ def _described(proc: Path, pid: int) -> Iterator[str]:
     """Pod uid, container id, systemd unit and the kernel's name of a process."""
     cgroups = text_of(proc / str(pid) / "cgroup") or ""
     yield from _pod_and_container(cgroups)
-    yield _service(cgroups)
+    service = _SERVICE.search(cgroups)
+    yield service.group(1) if service else ""
     with contextlib.suppress(OSError):
         yield (proc / str(pid) / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")[0]
-
-
-def _service(cgroups: str) -> str:
-    """The unit of the system manager in any slice (systemd.slice(5)), relative to any cgroup root of the reader; ""."""
-    for line in cgroups.splitlines():
-        above = ""
-        for part in line.split("/"):
-            if part.endswith(".service") and above.endswith(".slice"):
-                return part
-            if part == "user.slice":  # another manager's
-                break
-            above = part
-    return ""
 
 
 def _whole_name(proc: Path, pid: int) -> Iterator[str]:

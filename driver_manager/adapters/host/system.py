@@ -27,6 +27,7 @@ from driver_manager.adapters.host.files import (
     translated,
 )
 from driver_manager.adapters.host.holders import (
+    HOST_SLICE,
     LOOK_S,
     MOUNTS,
     Looks,
@@ -431,12 +432,8 @@ SERVICE_START_S = 1.0
 SERVICE_POLL_S = 0.05
 
 
-_NO_SERVICES = ("user.slice", "kubepods")
-"""Slices of login sessions, whose services are another manager's, and of pods."""
-
-
 def active_services(sys_root: Path, names: Collection[str]) -> tuple[str, ...]:
-    """The running services in `names`, in any slice. Reads cgroups and executes no program of the host."""
+    """The running services in `names`, in any slice of the host. Reads cgroups and executes no program of the host."""
     folders = [sys_root / "fs/cgroup", sys_root / "fs/cgroup/systemd"]
     found: set[str] = set()
     wanted = set(names)
@@ -444,7 +441,7 @@ def active_services(sys_root: Path, names: Collection[str]) -> tuple[str, ...]:
         folder = folders.pop()
         there = names_in(folder)
         found.update(name for name in wanted.intersection(there) if (folder / name).is_dir())
-        folders += [folder / name for name in there if name.endswith(".slice") and not name.startswith(_NO_SERVICES)]
+        folders += [folder / name for name in there if re.fullmatch(HOST_SLICE, name)]
     return tuple(name for name in names if name in found)
 
 
