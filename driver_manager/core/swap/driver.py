@@ -431,10 +431,10 @@ class DriverSwap:
 
     def _busy(self, what: str) -> DriverBusy:
         named, blockers = self._named_holders()
+        option = "" if self._context.situation.policy.stop_host_services else "; host services: --stop-host-services"
         return DriverBusy(
             what + named,
-            "Stop what uses the device (`driver-manager holders` lists it; host services: --stop-host-services), "
-            "then run again.",
+            f"Stop what uses the device (`driver-manager holders` lists it{option}), then run again.",
             blockers,
         )
 

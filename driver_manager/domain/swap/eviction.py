@@ -460,7 +460,8 @@ def _busy(situation: Situation, held: tuple[Holder, ...], found: tuple[Workload,
     lines += remedies.values()
     if situation.obs.pods.namespace and uids - {"", *(pod.uid for pod in situation.obs.pods.pods)}:
         lines.append(f"to see more pods than those of {situation.obs.pods.namespace}, let this account list all pods")
-    if any(holder.service in situation.profile.host_services for holder in held):
+    services = () if situation.policy.stop_host_services else situation.profile.host_services
+    if any(holder.service in services for holder in held):
         lines.append("for the vendor's host services use STOP_HOST_SERVICES (--stop-host-services)")
     end = "; no pod was disturbed" if is_undisturbed(situation) else ""
     return DriverBusy(

@@ -193,6 +193,12 @@ def test_a_busy_device_is_waited_for_and_a_free_one_is_not() -> None:
     assert [text.partition(": unread")[0] for text in said] == ["device in use: rebellions (1 user(s))"]
 
 
+@pytest.mark.parametrize(("stops", "option"), [(False, "; host services: --stop-host-services"), (True, "")])
+def test_after_the_wait_the_option_to_stop_services_is_named_where_it_is_off(*, stops: bool, option: str) -> None:
+    world = made(CONTAINER, stuck_users={"rebellions": 1}, stop_host_services=stops)
+    world.ended(BUSY, "still in use", remedy=f"(`driver-manager holders` lists it{option})")
+
+
 def test_every_half_minute_a_wait_for_the_device_says_who_has_it_and_how_long_yet() -> None:
     world = made(PEER, device_free_timeout_s=100.0, stuck_users={"rebellions": 1})
     world.clock.after(80.0, world.host.stuck_users.clear)
