@@ -16,6 +16,7 @@ from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.holders import find_holders
 from driver_manager.adapters.host.modules import HOST, ModuleTrees, OtherKernel, driver_nodes, make_module_list
 from driver_manager.adapters.host.notes import RunFiguresFile
+from driver_manager.adapters.host.probe import with_noexec
 from driver_manager.adapters.host.slots import Staging, Wanted, may_have_slots
 from driver_manager.adapters.host.system import Sources, enforces_signatures, read_host
 from driver_manager.adapters.process.clock import SystemClock
@@ -185,7 +186,7 @@ def _judged(roots: HostRoots, profile: Profile, host: Host, path: str) -> str:
         with contextlib.suppress(ModuleFailed):  # the run makes the list if it can
             make_module_list(roots.files().path(path), host.kernel_release, Deadline.after(DEPMOD_S, time.monotonic))
     trees = ModuleTrees(roots, host.kernel_release, profile.modules, profile.paths.firmware)
-    source = trees.source(path, profile.modules.roots)
+    source = with_noexec(trees.files, profile.probe, trees.source(path, profile.modules.roots))
     failed = [check for check in source_checks(source, host) if check.ok is False]
     failed += tool_checks(source, profile)
     if failed:

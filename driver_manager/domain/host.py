@@ -382,7 +382,7 @@ class DriverSource(Struct, frozen=True):
     them, "" if it would not. `options` are the options that the host's modprobe.d sets for these modules and their
     dependencies. `load_order` are the modules here for which the profile sets an order. `given` has more options by
     module, from the modprobe.d of the root itself, and in a step from the profile and the driver before; they come
-    before `options`, so `options` override them. `noexec` is the mount point of the root if no program in it can be
+    before `options`, so `options` override them. `noexec` is the mount point that keeps the probe's tool from being
     executed, else "". `is_pinned_out`: LoadPin accepts no module from the root's file system.
     """
 

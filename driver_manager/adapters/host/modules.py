@@ -599,7 +599,6 @@ class ModuleTrees:
             given={} if root == HOST else _only(configured_options(self.files, root.rstrip("/")), paths),
             options=_only(self.options, paths),
             missing_firmware=self._missing_firmware(root, paths),
-            noexec=self._noexec_mount(root),
             is_pinned_out=self._is_pinned_out(root),
         )
 
@@ -621,12 +620,6 @@ class ModuleTrees:
             return is_on and self.files.path(root).stat().st_dev != self.files.path("/lib/modules").stat().st_dev
         except OSError:
             return False
-
-    def _noexec_mount(self, root: str) -> str:
-        try:
-            return self.files.noexec_mount(root)
-        except OSError:
-            return ""
 
     def _missing_firmware(self, root: str, paths: dict[str, str]) -> tuple[MissingFirmware, ...]:
         """The firmware that the modules at `paths` name and that the kernel would not find."""

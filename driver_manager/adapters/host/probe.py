@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -15,7 +16,7 @@ from driver_manager.adapters.host.files import OWN_ROOT, HostFiles, HostRoots, r
 from driver_manager.adapters.host.pci import served_devices
 from driver_manager.adapters.process.supervisor import OUT_BYTES, StillStuckError, Supervisor
 from driver_manager.domain.health.parsers import parse
-from driver_manager.domain.host import Health, ProbeResult
+from driver_manager.domain.host import DriverSource, Health, ProbeResult
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.profile import Probe, Profile
 
@@ -168,26 +169,48 @@ def probe_command(files: HostFiles, probe: Probe, root: str) -> ProbeCommand | N
     Its libraries are those of the driver root, or the host's if the driver root has no loader (a driver that is
     installed on the host).
     """
-    root = root.rstrip("/")
-    top = files.path(root)
-
-    def find(path: str) -> Path:
-        """A path in the root. An absolute link leads into the root if its target is there, else into the host."""
-        within = resolve(top, path)
-        return within if within.exists() else files.path(f"{root}/{path}")
-
-    tools = (find(f"{folder}/{probe.tool}") for folder in probe.search)
-    tool = next((path for path in tools if os.access(path, os.X_OK)), None)
+    tool = next((path for path in _tools(files, probe, root) if os.access(path, os.X_OK)), None)
     if tool is None:
         return None
-    folders = [find(folder) for folder in probe.library_dirs]
-    words = foreign_command(tool, (top, files.root), folders)
+    folders = [_find(files, root, folder) for folder in probe.library_dirs]
+    words = foreign_command(tool, (files.path(root), files.root), folders)
     return ProbeCommand((*words, *probe.args), _environment(probe, folders))
+
+
+def _find(files: HostFiles, root: str, path: str) -> Path:
+    """A path in the root. An absolute link leads into the root if its target is there, else into the host."""
+    within = resolve(files.path(root), path)
+    return within if within.exists() else files.path(f"{root}/{path}")
+
+
+def _tools(files: HostFiles, probe: Probe, root: str) -> Iterator[Path]:
+    """The places of the probe's tool, of which any may be missing."""
+    return (_find(files, root, f"{folder}/{probe.tool}") for folder in probe.search)
+
+
+def _noexec_mount(files: HostFiles, probe: Probe, root: str) -> str:
+    """The `noexec` mount of a tool that cannot be executed, or of the root if it has no tool; else "". Raises OSError.
+
+    The tool and the root may be on different mounts.
+    """
+    tools = [tool for tool in _tools(files, probe, root) if tool.exists()]
+    if any(os.access(tool, os.X_OK) for tool in tools):
+        return ""
+    paths = [f"/{tool.relative_to(files.root)}" for tool in tools] or [root]
+    return next(filter(None, map(files.noexec_mount, paths)), "")
+
+
+def with_noexec(files: HostFiles, probe: Probe | None, source: DriverSource) -> DriverSource:
+    """`source` with the mount that keeps the probe's tool in it from being executed, if any."""
+    if probe is not None and not source.problem:
+        with contextlib.suppress(OSError):
+            return replace(source, noexec=_noexec_mount(files, probe, source.root))
+    return source
 
 
 def why_no_tool(files: HostFiles, probe: Probe, root: str) -> str:
     """Why there is no `probe_command`. Raises OSError."""
-    noexec = files.noexec_mount(root)
+    noexec = _noexec_mount(files, probe, root)
     return f"{probe.tool} {f'cannot be executed: {noexec} is mounted noexec' if noexec else f'is not in {root}'}"
 
 

@@ -44,7 +44,7 @@ from driver_manager.adapters.host.holders import (
 from driver_manager.adapters.host.modules import HOST, ModuleTrees, driver_nodes
 from driver_manager.adapters.host.notes import load_text, read_baseline, read_marker, remove_marker
 from driver_manager.adapters.host.pci import DeviceEvents, pci_devices, read_bus
-from driver_manager.adapters.host.probe import probe_command, why_no_tool, with_devices
+from driver_manager.adapters.host.probe import probe_command, why_no_tool, with_devices, with_noexec
 from driver_manager.adapters.host.slots import look, may_have_slots, warm
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.core.ports_base import Clock
@@ -229,7 +229,11 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
             root_mounts=_root_mounts(roots, files.real(paths.driver_root)),
             artifacts=artifacts,
             host_driver=sources.host_driver(),
-            source=sources.wanted(driver_root) if loads else sources.shipped(driver_root) if ships else None,
+            source=with_noexec(files, profile.probe, sources.wanted(driver_root))
+            if loads
+            else sources.shipped(driver_root)
+            if ships
+            else None,
             previous_source=sources.before(driver_root, old, loaded_root, digest, version),
             pci_devices=pci_devices(roots, profile),
             bus=read_bus(roots, profile, kernel, picks_vfio=picks_vfio),

@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +123,12 @@ def test_what_cannot_be_staged_is_said(
     assert (found, why in said) == (code, True), said
 
 
-def test_a_root_on_which_no_tool_can_be_executed_is_named_before_the_first_effect(node: ByHand) -> None:
-    """On a real mount, as Debian and Ubuntu mount /run."""
-    new, folder = image(node, NEW), node.tree.root / "var/lib/rbln"
-    node.tree.add_driver(f"{ROOT}-2", NEW)
-    script = 'mount --bind "$0" "$0" && mount -o remount,bind,noexec "$0" && exec "$@"'
-    inside = [*unshare(), "sh", "-c", script, str(folder), sys.executable, "-m", "driver_manager"]
+NOEXEC = "mount -o remount,bind,noexec"
+
+
+def among_mounts(node: ByHand, folder: Path, script: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command among mounts of its own, which `script` makes; its $0 is `folder`."""
+    inside = [*unshare(), "sh", "-c", f'{script} && exec "$@"', str(folder), sys.executable, "-m", "driver_manager"]
     environment = node.environment(**RUN, LOG_FORMAT="text", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
 
     def ran(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -137,6 +137,14 @@ def test_a_root_on_which_no_tool_can_be_executed_is_named_before_the_first_effec
             argv, env={**environment, **env}, capture_output=True, text=True, timeout=BOUND_S, check=False
         )
 
+    return ran
+
+
+def test_a_root_on_which_no_tool_can_be_executed_is_named_before_the_first_effect(node: ByHand) -> None:
+    """On a real mount, as Debian and Ubuntu mount /run."""
+    new, folder = image(node, NEW), node.tree.root / "var/lib/rbln"
+    node.tree.add_driver(f"{ROOT}-2", NEW)
+    ran = among_mounts(node, folder, f'mount --bind "$0" "$0" && {NOEXEC} "$0"')
     why = "rbln-smi in {} cannot be executed: /var/lib/rbln is mounted noexec"
     staged = ran("stage", "--from", str(new))
     assert (staged.returncode, why.format("the driver to stage") in staged.stderr) == (6, True), staged.stderr
@@ -148,3 +156,24 @@ def test_a_root_on_which_no_tool_can_be_executed_is_named_before_the_first_effec
     assert (checked.returncode, checked.stdout.count(why.format(root))) == (0, 1), checked.stdout
     found = ran("health-watch", "--once", DRIVER_ROOT=root, HEALTH_WATCH_FAILURES="1")
     assert "rbln-smi cannot be executed: /var/lib/rbln is mounted noexec" in found.stdout + found.stderr, found
+
+
+@pytest.mark.parametrize(
+    ("script", "noexec"),
+    [
+        (f'mount --bind "$0/usr/bin" "$0/usr/bin" && {NOEXEC} "$0/usr/bin"', "/usr/bin is mounted noexec"),
+        (f'mount --bind "$0" "$0" && mount --bind "$0/usr/bin" "$0/usr/bin" && {NOEXEC} "$0"', ""),
+    ],
+)
+def test_the_mount_of_a_tool_counts_and_not_that_of_its_root(node: ByHand, script: str, noexec: str) -> None:
+    root = f"{ROOT}-2"
+    node.tree.add_driver(root, NEW)
+    tool = node.tree.root / f"{root.lstrip('/')}/usr/bin/rbln-smi"
+    tool.parent.mkdir(parents=True, exist_ok=True)
+    tool.write_text("#!/bin/sh\nexit 1\n")
+    tool.chmod(0o755)
+    ran = among_mounts(node, tool.parents[2], script)
+    for words in (("plan",), ("preflight",), ("health-watch", "--once")):
+        found = ran(*words, DRIVER_ROOT=root, HEALTH_WATCH_FAILURES="1")
+        told = found.stdout + found.stderr
+        assert ("cannot be executed" in told, f"{root}{noexec}" in told or not noexec) == (bool(noexec), True), told
