@@ -599,17 +599,17 @@ class ModuleTrees:
             given={} if root == HOST else _only(configured_options(self.files, root.rstrip("/")), paths),
             options=_only(self.options, paths),
             missing_firmware=self._missing_firmware(root, paths),
-            is_pinned_out=self._is_pinned_out(root),
+            is_pinned_out=root != HOST and self._is_pinned_out(paths.values()),
         )
 
-    def _is_pinned_out(self, root: str) -> bool:
-        """Whether LoadPin is on, and the root is on another file system than the host's modules, which it pins.
+    def _is_pinned_out(self, paths: Iterable[str]) -> bool:
+        """Whether LoadPin is on, and a module is on another file system than the host's modules, which it pins.
 
         Its switch is a file in /proc only where the pinned file system can be written; else the boot options count.
         Source: kernel, Documentation/admin-guide/LSM/LoadPin.rst; security/loadpin/loadpin.c for both names.
         """
         said = [text_of(self._proc / f"sys/kernel/loadpin/{name}") for name in ("enabled", "enforce")]
-        words = [word.partition("=") for word in (text_of(self._proc / "cmdline") or "").split()]
+        words = [word.partition("=") for word in (text_of(self._proc / "cmdline") or "").replace('"', "").split()]
         booted = {name.removeprefix("loadpin."): value for name, _, value in words if name.startswith("loadpin.")}
         is_on = "1" in said
         if not any(one is not None for one in said):
@@ -617,7 +617,8 @@ class ModuleTrees:
             is_on = not is_off and "loadpin" in (text_of(self._sys_root / "kernel/security/lsm") or "").split(",")
         is_on &= "kernel-module" not in booted.get("exclude", "").split(",")
         try:
-            return is_on and self.files.path(root).stat().st_dev != self.files.path("/lib/modules").stat().st_dev
+            pinned = self.files.path(self._reference or "/lib/modules").stat().st_dev
+            return is_on and any(self.files.path(path).stat().st_dev != pinned for path in paths)
         except OSError:
             return False
 

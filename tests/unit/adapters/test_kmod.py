@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import os
+import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Sequence
@@ -739,6 +740,7 @@ def test_a_driver_is_never_compared_with_itself(
         ({"sys/kernel/security/lsm": "loadpin", "proc/cmdline": "loadpin.enabled=0\n"}, False),
         ({"sys/kernel/security/lsm": "loadpin", "proc/cmdline": "loadpin.exclude=kexec-image\n"}, True),
         ({"proc/sys/kernel/loadpin/enabled": "1", "proc/cmdline": "loadpin.exclude=a,kernel-module\n"}, False),
+        ({"proc/sys/kernel/loadpin/enabled": "1", "proc/cmdline": 'loadpin.exclude="kernel-module,a"\n'}, False),
         ({"sys/kernel/security/lsm": "lockdown,capability"}, False),
     ],
 )
@@ -747,11 +749,24 @@ def test_loadpin_accepts_no_module_from_another_file_system(tree: Tree, files: d
     for path, text in files.items():
         (tree.root / path).parent.mkdir(parents=True, exist_ok=True)
         (tree.root / path).write_text(f"{text}\n")
-    tree.put(f"/lib/modules/{KERNEL}/modules.dep", "")
-    (tree.root / "opt/driver").mkdir(parents=True)
-    module = f'$0/opt/driver/lib/modules/{KERNEL}; mkdir -p "$at" && echo rebellions.ko: > "$at/modules.dep"'
-    made = f'at={module} && touch "$at/rebellions.ko" && exec "$@"'
-    for mount, expected in (("mount -t tmpfs tmpfs $0/opt/driver &&", is_out), ("", False)):
+    host = f"/lib/modules/{KERNEL}"
+    tree.put(f"{host}/modules.dep", "kernel/x.ko:\nextra/rebellions.ko:\n")
+    for name in ("kernel/x.ko", "extra/rebellions.ko"):
+        tree.put(f"{host}/{name}", "")
+    shutil.copytree(tree.root / "lib/modules", tree.root / "copy")
+    (tree.root / f"opt/driver{host}").mkdir(parents=True)
+    made = f'at=$0/opt/driver{host}; echo rebellions.ko: > "$at/modules.dep" && touch "$at/rebellions.ko" && exec "$@"'
+    driver = f"$0/opt/driver{host}"
+    for mount, expected in (
+        (f"mount -t tmpfs tmpfs {driver} &&", (is_out, False)),  # the root's own folder is on the host's file system
+        (f"mount -t tmpfs tmpfs $0/opt && mkdir -p {driver} &&", (is_out, False)),
+        (
+            f"mkdir -p $0/tree && mount -t tmpfs tmpfs $0/opt && mkdir -p {driver} && mount --bind $0/tree {driver} &&",
+            (False, False),
+        ),
+        ("mount -t tmpfs tmpfs $0/lib/modules && cp -r $0/copy/. $0/lib/modules &&", (is_out, False)),
+        ("", (False, False)),
+    ):
         words = [
             *unshare(),
             "sh",
@@ -774,5 +789,5 @@ from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.modules import ModuleTrees
 root = Path(sys.argv[1])
 trees = ModuleTrees(HostRoots(root, root / "proc", root / "sys", root / "dev"), {KERNEL!r})
-print(trees.source("/opt/driver", ("rebellions",)).is_pinned_out)
+print(tuple(trees.source(one, ("rebellions",)).is_pinned_out for one in ("/opt/driver", "/")))
 """
