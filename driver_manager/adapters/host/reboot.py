@@ -36,19 +36,20 @@ HOLDERS_S = 10.0
 
 
 INHIBITORS = "/run/systemd/inhibit"
-CONFIGS = ("/usr/lib/systemd/logind.conf.d", "/run/systemd/logind.conf.d", "/etc/systemd/logind.conf.d")
+CONFIGS = tuple(f"{folder}/systemd/logind.conf.d" for folder in ("/usr/lib", "/usr/local/lib", "/run", "/etc"))
 DELAY_S = 5.0
 """logind's default (logind.conf(5), InhibitDelayMaxSec)."""
 
 LONGEST_DELAY_S = 3600.0
-_DELAY = re.compile(r"^\s*InhibitDelayMaxSec\s*=\s*(.*?)\s*$", re.MULTILINE)
+_DELAY = re.compile(r"^[ \t]*InhibitDelayMaxSec[ \t]*=(.*)$", re.MULTILINE)
 _UNITS_S = {
     **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
     **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
     **dict.fromkeys(("h", "hr", "hour", "hours"), 3600.0),
-    **dict.fromkeys(("ms", "msec"), 0.001),
+    **dict.fromkeys(("ms", "msec"), 1e-3),
+    **dict.fromkeys(("us", "usec", "\N{GREEK SMALL LETTER MU}s", "\N{MICRO SIGN}s"), 1e-6),
 }
-"""Units of a time span (systemd.time(7))."""
+"""Units of a time span of less than `LONGEST_DELAY_S` (systemd.time(7); M is a month)."""
 
 
 def shutdown_delay_s(files: HostFiles) -> float:
@@ -77,13 +78,13 @@ def _longest_delay_s(files: HostFiles) -> float:
     for path in ("/etc/systemd/logind.conf", *(found[name] for name in sorted(found))):
         with contextlib.suppress(OSError):
             for text in _DELAY.findall(files.read(path) or ""):
-                delay_s = _span_s(text) if text else DELAY_S
+                delay_s = _span_s(text) if text.strip() else DELAY_S
     return delay_s
 
 
 def _span_s(text: str) -> float:
-    """Seconds of a time span; the longest one for what is not one."""
-    parts = re.findall(r"([0-9.]+)\s*([a-z]*)", text)
+    """Seconds of a time span; the longest one for what is not one, and for days and more."""
+    parts = re.findall(r"([0-9.]+)\s*([^\s0-9.]*)", text)
     try:
         return sum(float(number) * _UNITS_S[unit] for number, unit in parts) if parts else LONGEST_DELAY_S
     except (KeyError, ValueError):

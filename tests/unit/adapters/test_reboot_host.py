@@ -312,6 +312,24 @@ KUBELET = "# This is private data. Do not parse.\nWHAT=shutdown\nMODE=delay\nUID
         ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=infinity\n"}, 3600),
         ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=7 parsecs\n"}, 3600),
         ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=\n"}, 5),
+        (
+            {
+                "run/systemd/inhibit/7": KUBELET,
+                "etc/systemd/logind.conf": "InhibitDelayMaxSec=\nKillUserProcesses=no\n",
+            },
+            5,
+        ),
+        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=2M\n"}, 3600),
+        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=2m\n"}, 120),
+        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=500us\n"}, 0.0005),
+        (
+            {
+                "run/systemd/inhibit/7": KUBELET,
+                "usr/lib/systemd/logind.conf.d/50-x.conf": "InhibitDelayMaxSec=20\n",
+                "usr/local/lib/systemd/logind.conf.d/50-x.conf": "InhibitDelayMaxSec=40\n",
+            },
+            40,
+        ),
     ],
 )
 def test_a_shutdown_may_be_delayed_as_long_as_logind_allows_whom_it_lets_delay_it(
