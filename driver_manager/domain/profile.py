@@ -54,7 +54,7 @@ def _has_no_parent(path: str) -> bool:
 _VITAL = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys"),
     *("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/sbin"),
-    *("/run/containerd", "/run/crio", "/run/docker", "/run/k3s", "/run/netns", "/run/systemd", "/run/user"),
+    *("/run/containerd", "/run/crio", "/run/docker", "/run/k0s", "/run/k3s", "/run/netns", "/run/systemd", "/run/user"),
     *("/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/kubelet", "/var/lib/rancher"),
 )
 """Folders that the host and its containers depend on."""

@@ -343,8 +343,9 @@ def _granted_reboot(files: HostFiles, path: str, this_boot: str) -> str | None:
         return None
 
 
-_OF_A_POD = re.compile(r"/pods/[^/]+/(volumes|volume-subpaths)(/|$)")
-"""Where a kubelet mounts the volumes of its pods, below any folder (kubernetes, pkg/kubelet/kubelet_getters.go)."""
+_OF_A_POD = re.compile(r"/pods/[^/]+/(volumes|volume-subpaths)(/|$)|/plugins/kubernetes\.io/|/io\.containerd\.")
+"""Where a kubelet mounts the volumes of its pods (kubernetes, pkg/kubelet/kubelet_getters.go; pkg/volume/csi,
+globalmount) and containerd its containers (docs/ops.md, state and root), below any folder."""
 
 
 def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
@@ -357,9 +358,9 @@ def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
     path = roots.proc / "1/mountinfo"
     with translated(ConfigError, f"cannot read {path}", "Run as root with the host's /proc."):
         found = mount_points_below(path.read_text(errors="surrogateescape"), driver_root)
-    if volume := next(filter(_OF_A_POD.search, found), ""):
+    if of_a_pod := next(filter(_OF_A_POD.search, found), ""):
         raise ConfigError(
-            f"the driver root {driver_root} has volumes of pods in it, such as {one_line(volume)}",
+            f"the driver root {driver_root} has mounts of pods in it, such as {one_line(of_a_pod)}",
             "Set DRIVER_ROOT (--driver-root) to a folder of the driver's own. Nothing was changed.",
         )
     return found

@@ -135,20 +135,27 @@ def test_a_driver_root_that_leads_to_a_folder_the_host_lives_in_is_refused(tree:
     assert "Nothing was changed" in caught.value.remedy
 
 
-@pytest.mark.parametrize("kind", ["volumes/kubernetes.io~empty-dir/v", "volume-subpaths/config/main/0"])
+@pytest.mark.parametrize(
+    "mounted",
+    [
+        "pods/5f0c9f7c-0d5c-4d2e-9d57-2f7a7e0f0a11/volumes/kubernetes.io~empty-dir/v",
+        "pods/5f0c9f7c-0d5c-4d2e-9d57-2f7a7e0f0a11/volume-subpaths/config/main/0",
+        "plugins/kubernetes.io/csi/x.csi.example.com/0c4f/globalmount",
+        "io.containerd.runtime.v2.task/k8s.io/0c4f/rootfs",
+    ],
+)
 @pytest.mark.parametrize(
     "kubelet", ["/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/data/driver/k"]
 )
-def test_a_driver_root_with_volumes_of_pods_in_it_is_refused_wherever_the_kubelet_lives(
-    tree: Tree, kubelet: str, kind: str
+def test_a_driver_root_with_mounts_of_pods_in_it_is_refused_wherever_the_kubelet_lives(
+    tree: Tree, kubelet: str, mounted: str
 ) -> None:
     root = "/".join(kubelet.split("/")[:4])
     (tree.root / root.lstrip("/")).mkdir(parents=True)
     (tree.root / "run/rbln").mkdir(parents=True)
     (tree.root / ROOT.lstrip("/")).symlink_to(root)
-    volume = f"{kubelet}/pods/5f0c9f7c-0d5c-4d2e-9d57-2f7a7e0f0a11/{kind}"
-    tree.put("/proc/1/mountinfo", mountinfo("/", volume))
-    with pytest.raises(ConfigError, match="has volumes of pods in it") as caught:
+    tree.put("/proc/1/mountinfo", mountinfo("/", f"{kubelet}/{mounted}"))
+    with pytest.raises(ConfigError, match="has mounts of pods in it") as caught:
         tree.read()
     assert "Nothing was changed" in caught.value.remedy
 

@@ -194,7 +194,7 @@ VITAL = (
 )
 IN_VITAL = (
     *("/var/lib/kubelet", "/var/lib/kubelet/pods", "/var/lib/containerd", "/run/containerd"),
-    *("/var/lib/rancher", "/var/lib/rancher/k3s/agent", "/run/k3s"),
+    *("/var/lib/rancher", "/var/lib/rancher/k3s/agent", "/run/k3s", "/run/k0s"),
     *("/sys/fs/cgroup", "/dev/shm", "/proc/sys", "/lib/modules", "/run/systemd", "/var/lib/docker/overlay2"),
 )
 ODDLY_SPELLED = ("//run", "/run/.", "/run/rbln/..")
