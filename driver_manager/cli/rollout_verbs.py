@@ -336,6 +336,10 @@ def approve_command(*, name: str, wave: int | None, dry_run: bool, output: str, 
     return _ask(values, name, output, lambda fleet, now_s: request_approval(fleet, now_s, wave), dry_run=dry_run)
 
 
+def _wish_id() -> str:
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.urandom(3).hex()}"
+
+
 @command("retry", "Retry nodes that failed, or a revision.")
 @click.argument("nodes", nargs=-1, shell_complete=complete_failed_nodes)
 @click.option(
@@ -355,7 +359,10 @@ def retry_command(  # noqa: PLR0913  # what click gives, by name
             "either nodes or --revision is needed", "Name the nodes that failed; `rollout status` lists them."
         )
     if revision:
-        return _ask(values, name, output, request_retry_of_revision, dry_run=dry_run)
+        wish = _wish_id()
+        return _ask(
+            values, name, output, lambda fleet, now_s: request_retry_of_revision(fleet, now_s, wish), dry_run=dry_run
+        )
     return _ask(values, name, output, lambda fleet, now_s: request_retry_of_nodes(fleet, now_s, nodes), dry_run=dry_run)
 
 
@@ -369,7 +376,7 @@ def undo_command(*, name: str, to: str, dry_run: bool, output: str, values: Valu
     The nodes go back by the same rules: waves, limits, windows. The revision that they leave counts as failed,
     and is not retried by itself. `rollout history` shows the revisions.
     """
-    wish = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.urandom(3).hex()}"
+    wish = _wish_id()
     return _ask(values, name, output, lambda fleet, now_s: request_undo(fleet, now_s, to, wish), dry_run=dry_run)
 
 

@@ -253,6 +253,7 @@ def as_driver_pod(item: Mapping[str, Any]) -> DriverPod:
         is_deleting=bool(metadata.get("deletionTimestamp")),
         why_waiting=_why_unscheduled(status) or _why_waiting(containers),
         made_s=_made_s(metadata),
+        readiness_s=_readiness_s(status),
     )
 
 
@@ -331,6 +332,11 @@ def _record(text: str | None) -> tuple[NodeRecord | None, str]:
 
 def _is_ready(status: Mapping[str, Any]) -> bool:
     return any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or [])
+
+
+def _readiness_s(status: Mapping[str, Any]) -> float:
+    found = (one for one in status.get("conditions") or [] if one.get("type") == "Ready")
+    return max((seconds_of(text_of(one, "lastTransitionTime")) or 0.0 for one in found), default=0.0)
 
 
 def _why_unscheduled(status: Mapping[str, Any]) -> str:

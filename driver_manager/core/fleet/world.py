@@ -37,7 +37,7 @@ from driver_manager.domain.fleet.spec import (
     TaskPod,
     UpgradeState,
 )
-from driver_manager.domain.fleet.state import MarkNode, release, tasks_of
+from driver_manager.domain.fleet.state import MarkNode, newest_revision, release, tasks_of
 from driver_manager.domain.text import several
 from driver_manager.domain.wire import decimal
 
@@ -210,6 +210,8 @@ class FleetCache:
     def keep_only(self, subjects: frozenset[Subject]) -> None:
         for subject in self._rooms.keys() - subjects:
             del self._rooms[subject]
+        if NODES not in self._rooms:
+            self._known.clear()
 
     def rollouts(self) -> tuple[RolloutObject, ...]:
         """The rollouts that are not being deleted, the oldest first."""
@@ -255,8 +257,11 @@ class FleetCache:
         if daemon_set is not None:
             pods += self._pods(self._driver_pods(daemon_set), DriverPod, daemon_set.uid)
             revisions += self._facts(self.of(FactKind.REVISIONS), Revision, daemon_set.uid)
-        for lost in rollout.memory.lost:
-            self._vanished.pop(lost.uid, None)
+        target, counted = newest_revision(revisions), {lost.uid for lost in rollout.memory.lost}
+        for uid, record in [(uid, node.record) for uid, node in self._vanished.items()]:
+            is_ours = record is not None and record.rollout == rollout.key
+            if uid in counted or (is_ours and record is not None and record.revision != target):
+                del self._vanished[uid]
         return Fleet(
             policy=policy,
             memory=rollout.memory,

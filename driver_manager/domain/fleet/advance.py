@@ -23,6 +23,7 @@ from driver_manager.domain.fleet.nodes import (
     place,
     restart,
     starts,
+    waits_for_reboot,
 )
 from driver_manager.domain.fleet.spec import (
     Fleet,
@@ -56,6 +57,7 @@ from driver_manager.domain.fleet.waves import (
     Checks,
     Survey,
     assign_waves,
+    is_retry_requested,
     preflight_checks,
     preflight_findings,
     turn,
@@ -289,7 +291,7 @@ def _wished(seen: Survey) -> WayBack | None:
 def _halted(seen: Survey) -> WayBack | None:
     fleet, target = seen.terms.fleet, seen.terms.target
     to = last_good(fleet, target)
-    if not seen.are_too_many or fleet.policy.on_halt is not OnHalt.UNDO or not to:
+    if not seen.are_too_many or fleet.policy.on_halt is not OnHalt.UNDO or not to or target == fleet.memory.good:
         return None
     return _decided(fleet.memory, target, to), ()
 
@@ -336,7 +338,7 @@ def remember(memory: RolloutState, view: View, shown: Caption) -> tuple[RolloutS
         past = tuple(_ended(one, now_s, SUPERSEDED) for one in memory.history)
         key = f"{target}/{past[-1].began_s if past else 0:.0f}"
         history = (*past, RevisionHistory(target, now_s))[-MOST_KEPT:]
-        memory = replace(memory, target=target, history=history, lost=(), retried="")
+        memory = replace(memory, target=target, history=history, lost=())
         if phase is not Phase.COMPLETE:
             told.append(Announce(events.ROLLOUT_STARTED, f"Rollout of revision {target} started", key))
     last = memory.history[-1] if memory.history else RevisionHistory(target, now_s)
@@ -360,21 +362,25 @@ def remember(memory: RolloutState, view: View, shown: Caption) -> tuple[RolloutS
         if one.uid not in before:
             text = f"Node {one.name} disappeared during the rollout of revision {target}: {one.doing}"
             told.append(Announce(events.ROLLOUT_NODE_LOST, text, f"{target}/{one.uid}", is_warning=True))
-    is_retried = view.seen.terms.fleet.wishes.retry == target
+    wishes = view.seen.terms.fleet.wishes
+    is_retried = is_retry_requested(view.seen.terms.fleet, target)
+    failed = tuple(name for name in memory.failed if name != target or not is_retried)
     return replace(
         memory,
+        failed=failed,
         history=(*memory.history[:-1], last),
         lost=tuple(view.seen.lost)[-MOST_LOST:],
         waves=waves_to_keep(view.seen),
-        retried=target if is_retried else memory.retried,
+        retried=wishes.retry_key if is_retried else memory.retried,
     ), told
 
 
-def lost_nodes(fleet: Fleet, target: str, now_s: float) -> tuple[LostNode, ...]:
+def lost_nodes(terms: Terms) -> tuple[LostNode, ...]:
     """The nodes that disappeared during the rollout of the target, since a retry of it was last requested."""
+    fleet, target, now_s = terms.fleet, terms.target, terms.now_s
     memory, there = fleet.memory, {node.uid for node in fleet.nodes}
     is_same = memory.target == target
-    is_forgiven = is_same and fleet.wishes.retry == target != memory.retried
+    is_forgiven = is_retry_requested(fleet, target)
     found = {one.uid: one for one in memory.lost} if is_same and not is_forgiven else {}
     for node in fleet.vanished:
         record = node.record
@@ -385,7 +391,10 @@ def lost_nodes(fleet: Fleet, target: str, now_s: float) -> tuple[LostNode, ...]:
             or node.uid in {*found, *there}
         ):
             continue
-        is_late = now_s >= record.since_s + fleet.policy.node_timeout_s
+        if node.is_skipped or node.is_operated:
+            continue
+        until_s = terms.begun_s(record.since_s) + fleet.policy.node_timeout_s
+        is_late = now_s >= until_s and not waits_for_reboot(node)
         broken = node.driver_state if node.driver_state in BROKEN else None
         has_failed = node.state_word == UpgradeState.FAILED.value or is_late or broken is not None or not node.is_ready
         why = f"the node reports {broken.value}" if broken is not None else "" if node.is_ready else "it was not Ready"
@@ -466,6 +475,7 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
     if not seen.is_aside:
         memory, back = way_back(seen)
         memory, announced = remember(memory, view, shown)
+        memory = replace(memory, clock_s=fleet.clock_s or memory.clock_s)
         memory = replace(memory, node_s=float(round(paced.node_s)) if paced.node_s else memory.node_s)
         memory, passed = milestones(memory, view, shown)
         told = [*back, *announced, *passed]
@@ -498,7 +508,8 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
     ]
     failed = [one for one in standings if one.verdict.place is NodePhase.FAILED]
     failing = [one for one in standings if one.verdict.fails and one.member.is_for(target)]
-    lost, unmatched = lost_nodes(fleet, target, now_s), assigned.unmatched
+    failing = [one for one in failing if not (one.member.node.is_skipped or one.member.node.is_operated)]
+    lost, unmatched = lost_nodes(terms), assigned.unmatched
     seen = Survey(terms, standings, turn(standings, terms), unmatched, [*failed, *failing], without_pod, lost)
     hold = next((found for guard in HOLD_GUARDS if (found := guard(seen)) is not None), None)
     return replace(seen, hold=hold)

@@ -19,6 +19,8 @@ from msgspec.structs import replace
 from driver_manager.domain import events
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import (
+    CONDITION_TAINTS,
+    REMOVAL_TAINTS,
     UNDER_WAY,
     ConditionGate,
     DriverPod,
@@ -77,6 +79,13 @@ TAKEN = "a run has left the node taken: `driver-manager restore` releases it"
 """Reason for a node whose driver serves while its run still holds it: the rollout cannot release it."""
 
 REBOOTS = "reboots"
+
+
+def waits_for_reboot(node: FleetNode) -> bool:
+    """True if the node requires a reboot that was not granted yet: how long that takes is unknown."""
+    return node.driver_state is NodeState.REBOOT_REQUIRED and not node.is_rebooting
+
+
 BROKEN = frozenset({NodeState.HELD, NodeState.WEDGED})
 
 
@@ -100,8 +109,19 @@ def _foreign(member: Member, terms: Terms) -> NodeDecision | None:
 
 
 def _no_longer_placed(member: Member, terms: Terms) -> NodeDecision | None:
-    """The DaemonSet no longer places a pod on the node. This is not a failure."""
-    if member.pod is not None or not (why := why_not_placed(member, terms)):
+    """The DaemonSet no longer places a pod on the node. This is not a failure.
+
+    A node that has failed keeps its record. Taints of a node that is not Ready, or is being removed, may be the
+    driver's doing: such a node keeps its time.
+    """
+    if member.pod is not None or member.state is UpgradeState.FAILED:
+        return None
+    node = member.node
+    lasting = tuple(
+        one for one in node.taints if not one.key.startswith(CONDITION_TAINTS) and one.key not in REMOVAL_TAINTS
+    )
+    why = why_not_placed(replace(member, node=replace(node, taints=lasting)) if member.is_taken else member, terms)
+    if not why:
         return None
     stands = NodePhase.UNDER_WAY if member.is_taken else NodePhase.LEFT_OUT
     return NodeDecision(stands, f"the DaemonSet no longer places a pod on it: {why}", (release(member.node),))
@@ -167,13 +187,19 @@ def _has_target(member: Member, terms: Terms) -> NodeDecision | None:
 def _late(member: Member, pod: DriverPod, terms: Terms) -> NodeDecision | None:
     """A node that has the target revision and does not serve it fails after the node timeout; DONE until then.
 
-    The rollout has not restarted its pod, as on a node that has joined. None where that shows nothing about the
-    revision: all nodes have served it before, the Node is not Ready, or others handle the node.
+    None where that shows nothing about the revision: all nodes have served it before, the Node is not Ready or waits
+    for a reboot, or its pod ends.
     """
-    node = member.node
-    if terms.fleet.memory.good == terms.target or not node.is_ready or pod.is_deleting or not pod.made_s:
+    node, memory = member.node, terms.fleet.memory
+    if terms.target in ("", memory.good) or memory.target != terms.target or not node.is_ready or pod.is_deleting:
         return None
-    until_s = max(node.ready_s, pod.made_s) + terms.policy.node_timeout_s
+    if not pod.made_s or waits_for_reboot(node):
+        return None
+    began_s = memory.history[-1].began_s if memory.history else 0.0
+    since_s = max(node.ready_s, pod.made_s, pod.readiness_s, began_s)
+    if member.has_ready_pod:  # the node's own report counts, since its time
+        since_s = max(since_s, min(terms.now_s, node.outcome_s or 0.0))
+    until_s = terms.begun_s(since_s) + terms.policy.node_timeout_s
     if terms.now_s < until_s:
         return replace(DONE, until_s=until_s)
     state, why = node.driver_state, pod.why_waiting
@@ -262,7 +288,8 @@ def _foreign_word(member: Member) -> str:
     state = STATE_WORDS.get(word)
     if not word or state is UpgradeState.DONE:
         return ""
-    is_ours = state is not None and member.node.record is not None
+    record = member.node.record
+    is_ours = record is not None and (state is not None or bool(record.state))
     return "" if is_ours else f"its upgrade-state label is {word}, which this rollout did not write"
 
 
@@ -406,9 +433,9 @@ def _starting(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision 
 
 JUDGE_CASES: tuple[Callable[[Member, NodeRecord, Terms], NodeDecision | None], ...] = (
     _untouched,
+    _reboot,
     _no_new_pod,
     _broken,
-    _reboot,
     _other_revision,
     _ready,
     _rebooted,

@@ -17,7 +17,7 @@ from driver_manager.domain.fleet.advance import advance, survey
 from driver_manager.domain.fleet.nodes import place
 from driver_manager.domain.fleet.spec import APPROVED, RETRY, UNDO, Fleet, FleetNode, Wave
 from driver_manager.domain.fleet.state import NodePhase, NodeStatus, NodeView, Outlook, Phase
-from driver_manager.domain.fleet.waves import Survey, is_approved
+from driver_manager.domain.fleet.waves import Survey, is_approved, is_retry_requested
 from driver_manager.domain.text import several
 
 LOOK = "`driver-manager rollout status` shows its state."
@@ -118,8 +118,11 @@ def _tries_again(view: NodeView) -> str:
     return f"node {view.name} is retried: {view.reason or view.place.value}"
 
 
-def request_retry_of_revision(fleet: Fleet, now_s: float) -> Request:
-    """Retry the target revision after it was halted or undone. Raises ConfigError."""
+def request_retry_of_revision(fleet: Fleet, now_s: float, wish: str) -> Request:
+    """Retry the target revision after it was halted or undone, or nodes were lost. `wish` is its id.
+
+    Raises ConfigError.
+    """
     seen = _active(fleet, now_s)
     target, memory = seen.terms.target, fleet.memory
     if memory.undo_to and memory.undo_from == target:
@@ -129,10 +132,10 @@ def request_retry_of_revision(fleet: Fleet, now_s: float) -> Request:
             f"revision {target} was not halted or undone before",
             "Retry failed nodes by their names: `driver-manager rollout retry NODE`.",
         )
-    if fleet.wishes.retry == target:
+    if is_retry_requested(fleet, target):
         raise ConfigError(f"revision {target} may already be retried", LOOK)
-    after = replace(fleet, wishes=replace(fleet.wishes, retry=target))
-    return Request((f"revision {target} may be retried",), after, annotations={RETRY: target})
+    after = replace(fleet, wishes=replace(fleet.wishes, retry=target, retry_id=wish))
+    return Request((f"revision {target} may be retried",), after, annotations={RETRY: f"{target}:{wish}"})
 
 
 def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:

@@ -394,6 +394,9 @@ class Placement(Struct, frozen=True):
         return ""
 
 
+CONDITION_TAINTS = "node.kubernetes.io/"
+"""Begin of the keys of taints that show the condition of a Node (k8s.io/api, core/v1/well_known_taints.go)."""
+
 REMOVAL_TAINTS = frozenset(
     {
         # Before it drains a node that it removes (kubernetes/autoscaler, cluster-autoscaler/utils/taints/taints.go).
@@ -470,7 +473,7 @@ class DriverPod(Struct, frozen=True):
     """A pod of the driver's DaemonSet. `revision` is the value of its `controller-revision-hash` label.
 
     `why_waiting` is the reason in the status of a waiting container, or why the pod is not scheduled. `made_s` is its
-    creation, 0 if unknown.
+    creation, and `readiness_s` the last change of its readiness, 0 if unknown.
     """
 
     namespace: str
@@ -482,6 +485,7 @@ class DriverPod(Struct, frozen=True):
     is_deleting: bool = False
     why_waiting: str = ""
     made_s: float = 0.0
+    readiness_s: float = 0.0
 
 
 class Task(Enum):
@@ -604,8 +608,8 @@ class RolloutState(Struct, frozen=True):
     is set and the newest revision is `undo_from`, the DaemonSet gets the template of `undo_to`; the status is written
     first, so a new controller completes the undo, once. `announced` is the last milestone of the waves with an Event.
 
-    `lost`, `waves` and `retried` are about the target: `retried` is the target once a request to retry it was seen,
-    which forgives the losses until then. `node_s` is the median duration of a node. `seen` is what the status shows.
+    `lost` and `waves` are about the target. `retried` is the last request for a retry that was seen. `node_s` is the
+    median duration of a node. `clock_s` is that of Fleet. `seen` is what the status shows.
     """
 
     target: str = ""
@@ -620,6 +624,7 @@ class RolloutState(Struct, frozen=True):
     waves: tuple[WaveHistory, ...] = ()
     retried: str = ""
     node_s: float | None = None
+    clock_s: float = 0.0
     seen: tuple[SeenNode, ...] = ()
 
 
@@ -633,8 +638,13 @@ class Requests(Struct, frozen=True):
     approved_for: str = ""
     approved: int = 0
     retry: str = ""
+    retry_id: str = ""
     undo: str = ""
     undo_to: str = ""
+
+    @property
+    def retry_key(self) -> str:
+        return f"{self.retry}:{self.retry_id}"
 
 
 class Fleet(Struct, frozen=True):
@@ -705,7 +715,12 @@ WISHES = (
         "waves of this revision up to this number, from 1, may begin",
         rf"(?P<approved_for>{_REVISION}):(?P<approved>[1-9][0-9]{{0,5}})",
     ),
-    WishField(RETRY, "REVISION", "this revision, which failed, may be tried again", f"(?P<retry>{_REVISION})"),
+    WishField(
+        RETRY,
+        "REVISION or REVISION:ID",
+        "this revision may be tried again, and nodes that were lost before do not count; each value counts once",
+        rf"(?P<retry>{_REVISION})(:(?P<retry_id>[!-9;-~]{{1,100}}))?",
+    ),
     WishField(
         UNDO,
         "ID or ID:REVISION",
@@ -805,6 +820,7 @@ def memory_of(status: Mapping[str, Any]) -> RolloutState:
         waves=tuple(wave for one in _list(status, "waveHistory") if (wave := _wave(_object(one))) is not None),
         retried=_text(status, "retried"),
         node_s=_number(status, "nodeSeconds") or None,
+        clock_s=seconds_of(_text(status, "clockSet")) or 0.0,
         seen=(*_seen(status, "failures", has_failed=True), *_seen(status, "underWay", has_failed=False)),
     )
 

@@ -561,7 +561,7 @@ class Terms(Struct, frozen=True):
 
     def begun_s(self, since_s: float) -> float:
         """From when the time counts of what began at `since_s`: not before the clock was last set."""
-        clock_s = self.fleet.clock_s
+        clock_s = min(self.fleet.clock_s or self.fleet.memory.clock_s, self.now_s)
         return clock_s if clock_s and since_s > self.now_s else max(since_s, clock_s)
 
 
@@ -605,7 +605,9 @@ class NodeStatus(Struct, frozen=True):
     @property
     def is_outside(self) -> bool:
         """True if the node counts for nothing: a label, an operator or the waves leave it out."""
-        return self.verdict.place is NodePhase.LEFT_OUT and (self.member.is_excluded or not self.wave)
+        place = self.verdict.place
+        is_excluded = self.member.is_excluded and place is not NodePhase.UNDER_WAY
+        return is_excluded or (place is NodePhase.LEFT_OUT and not self.wave)
 
     @property
     def is_unavailable(self) -> bool:

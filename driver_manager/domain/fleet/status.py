@@ -300,6 +300,7 @@ def status_of(
             for one in decision.memory.waves
         ],
         "retried": decision.memory.retried,
+        "clockSet": written_time(decision.memory.clock_s) if decision.memory.clock_s else "",
         "nodeSeconds": round(decision.memory.node_s or 0.0),
         "wave": outlook.wave,
         "counts": node_counts(outlook.nodes),

@@ -154,7 +154,7 @@ def turn(standings: Sequence[NodeStatus], terms: Terms) -> WaveProgress:
         if gate is not None and view.number > reached:
             break
         upto = view.number
-        if any(view.counts.values()):
+        if any(view.counts.values()) or view.ended_s is not None:
             current = view.number
             if gate is None:
                 gate = _gate(view, wave, terms, reached)
@@ -222,6 +222,8 @@ def _views(standings: Sequence[NodeStatus], terms: Terms) -> tuple[WaveView, ...
             # A node that was done last may have disappeared. One that came with the target may replace one that soaked.
             ends_s = [one for one in (past.ended_s, end_s) if one is not None]
             end_s = max(ends_s) if ends_s else came[number] if past.soaked_s else None
+        elif past is not None and not any(counts[number].values()):  # no node can take the place of those that soaked
+            end_s = past.ended_s
         found.append(WaveView(number, rule.name, counts[number], end_s, past.soaked_s if past is not None else 0.0))
     return tuple(found)
 
@@ -231,7 +233,7 @@ def wave_history(memory: RolloutState, target: str) -> dict[int, WaveHistory]:
 
 
 def waves_to_keep(seen: Survey) -> tuple[WaveHistory, ...]:
-    """The history of the waves that have begun, of those with a percentage or a soak time."""
+    """The history of the waves that have begun."""
     terms, turn = seen.terms, seen.turn
     known, found = wave_history(terms.fleet.memory, terms.target), list[WaveHistory]()
     counted = [one.member for one in seen.standings if not one.member.is_excluded]
@@ -239,7 +241,7 @@ def waves_to_keep(seen: Survey) -> tuple[WaveHistory, ...]:
     for view, wave in zip(turn.waves, terms.policy.waves, strict=True):
         past = known.get(view.number)
         begins = any(view.counts.values()) and view.number <= (turn.upto if seen.hold is None else turn.reached)
-        if (past is None and not begins) or not (wave.percent or wave.soak_s):
+        if past is None and not begins:
             continue
         past = past or WaveHistory(view.number)
         if past.percent != wave.percent:
@@ -401,6 +403,17 @@ def _empty_wave(seen: Survey) -> Blocked | None:
     return None if waves else Blocked(Phase.STALLED, "NoWaves", "the rollout has no waves")
 
 
+def _soak_not_kept(seen: Survey) -> Blocked | None:
+    """The nodes of a wave disappeared during its soak time: no node starts before the status has what has passed."""
+    known = wave_history(seen.terms.fleet.memory, seen.terms.target)
+    for wave in waves_to_keep(seen):
+        past = known.get(wave.number)
+        if past is not None and wave.soaked_s > past.soaked_s:
+            text = f"the nodes of wave {wave.number} disappeared during its soak time"
+            return Blocked(Phase.PROGRESSING, "SoakTimeNotStored", text)
+    return None
+
+
 def _undoing(seen: Survey) -> Blocked | None:
     memory, target = seen.terms.fleet.memory, seen.terms.target
     if not memory.undo_to or memory.undo_from != target:
@@ -408,9 +421,14 @@ def _undoing(seen: Survey) -> Blocked | None:
     return Blocked(Phase.HALTED, "Undoing", f"goes back from revision {target} to {memory.undo_to}")
 
 
+def is_retry_requested(fleet: Fleet, target: str) -> bool:
+    """True for a request to retry the target that was not seen yet: each counts once."""
+    return fleet.wishes.retry == target and fleet.wishes.retry_key != fleet.memory.retried
+
+
 def _failed_before(seen: Survey) -> Blocked | None:
-    target, wishes = seen.terms.target, seen.terms.fleet.wishes
-    if target not in seen.terms.fleet.memory.failed or wishes.retry == target:
+    target = seen.terms.target
+    if target not in seen.terms.fleet.memory.failed or is_retry_requested(seen.terms.fleet, target):
         return None
     text = f"revision {target} was halted or undone before, and is retried only when asked for"
     return Blocked(Phase.HALTED, "FailedBefore", text)
@@ -451,6 +469,7 @@ HOLD_GUARDS: tuple[Callable[[Survey], Blocked | None], ...] = (
     _not_seen,
     _none_may_be_away,
     _empty_wave,
+    _soak_not_kept,
     _undoing,
     _failed_before,
     _too_many_failed,
@@ -489,6 +508,8 @@ def busy_units(standings: Iterable[NodeStatus], units: Units | None, blocked: Co
                 found[unit] = name
         elif place is NodePhase.WAITING and name in blocked:
             found[unit] = name
+        elif one.member.node.why_leaving:
+            continue
         elif place is NodePhase.LEFT_OUT or (place is NodePhase.FAILED and not one.verdict.wants_turn):
             found[unit] = f"{name} ({one.verdict.reason})"
     return found
@@ -733,7 +754,8 @@ class Waves:
         self._crews = [crew_name(member, policy.units) for member in members]
         self._of_crew: dict[str, int] = {}
         self.numbers = [0] * len(members)
-        self.unmatched = tuple(number for number, count in enumerate(matching, 1) if members and not count)
+        unmatched = (number for number, wave in enumerate(policy.waves, 1) if members and not _matching(wave, members))
+        self.unmatched = tuple(number for number in unmatched if number not in known)
 
     def put(self, at: int, number: int) -> None:
         """Assign the node at `at` to the wave; 0 for none."""

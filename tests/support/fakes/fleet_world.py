@@ -804,7 +804,9 @@ def calm(world: World) -> None:
     waves = rules.waves if rules.waves not in BAD_WAVES else WAVES[0]
     budget = rules.max_unavailable if rules.max_unavailable != Amount(0) else None
     world.policy = replace(rules, waves=waves, paused=False, schedule=Schedule(), max_unavailable=budget)
-    world.wishes = replace(world.wishes, approved_for=world.template, approved=2, retry=world.template)
+    world.wishes = replace(
+        world.wishes, approved_for=world.template, approved=2, retry=world.template, retry_id=f"{world.now_s:.0f}"
+    )
 
 
 def heal(world: World) -> None:
@@ -835,7 +837,9 @@ def bring_to_its_end(world: World) -> None:
     """Decide, and grant whatever is asked for, until everybody is done and nothing is left to do."""
     idle = 0
     for _ in range(600):
-        world.wishes = Requests(world.template, 10, retry=world.template, undo=world.memory.undone)
+        world.wishes = Requests(
+            world.template, 10, retry=world.template, retry_id=f"{world.now_s:.0f}", undo=world.memory.undone
+        )
         decision = world.decide()
         if decision.outlook.phase is Phase.COMPLETE and world.is_through() and not decision.acts:
             break

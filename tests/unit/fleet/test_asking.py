@@ -175,11 +175,11 @@ def test_one_more_attempt_is_not_asked_for_twice() -> None:
 
 def test_a_failed_revision_may_be_tried_again_once_it_is_asked_for() -> None:
     facts = fleet([node("a")], memory=replace(GOOD, failed=(NEW,)))
-    assert outlook_after(request_retry_of_revision(facts, NOW_S), NOW_S).phase is Phase.PROGRESSING
-    again = request_retry_of_revision(facts, NOW_S).after
-    refused(lambda: request_retry_of_revision(again, NOW_S), "revision new may already be retried")
+    assert outlook_after(request_retry_of_revision(facts, NOW_S, "w"), NOW_S).phase is Phase.PROGRESSING
+    again = request_retry_of_revision(facts, NOW_S, "w").after
+    refused(lambda: request_retry_of_revision(again, NOW_S, "w"), "revision new may already be retried")
     going = replace(facts, memory=replace(facts.memory, undo_from=NEW, undo_to=OLD))
-    refused(lambda: request_retry_of_revision(going, NOW_S), "the rollout goes back from revision new now")
+    refused(lambda: request_retry_of_revision(going, NOW_S, "w"), "the rollout goes back from revision new now")
 
 
 def test_a_retry_checks_a_node_again_that_its_preflight_left_out() -> None:
@@ -233,7 +233,7 @@ def test_a_rollout_that_stands_aside_heeds_no_wish() -> None:
     for ask in (
         lambda: request_approval(aside, NOW_S, None),
         lambda: request_retry_of_nodes(aside, NOW_S, ["a"]),
-        lambda: request_retry_of_revision(aside, NOW_S),
+        lambda: request_retry_of_revision(aside, NOW_S, "w"),
         lambda: request_undo(aside, NOW_S, "", "w"),
     ):
         refused(ask, "the rollout does nothing now: DaemonSet driver has updateStrategy RollingUpdate")

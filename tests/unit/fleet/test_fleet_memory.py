@@ -15,8 +15,10 @@ from driver_manager.domain.fleet.spec import (
     LostNode,
     OnHalt,
     Requests,
+    RevisionHistory,
     RolloutState,
     SeenNode,
+    Taint,
     UnitMode,
     Units,
     UpgradeState,
@@ -25,7 +27,7 @@ from driver_manager.domain.fleet.spec import (
 )
 from driver_manager.domain.fleet.state import FleetDecision, MarkNode, NodePhase, Phase, SetTemplate
 from driver_manager.domain.node_state import NodeState
-from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, new_pod, node, pod, policy, record
+from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, matching, new_pod, node, pod, policy, record
 
 RESTART, REBOOT, DONE, FAILED = UpgradeState.RESTART, UpgradeState.REBOOT, UpgradeState.DONE, UpgradeState.FAILED
 GOOD = RolloutState(target=NEW, good=OLD)
@@ -87,9 +89,11 @@ def test_failures_of_nodes_that_disappeared_count_with_those_that_are_there() ->
 def test_a_new_template_or_a_requested_retry_forgets_the_losses() -> None:
     memory = replace(GOOD, lost=(lost("x"),))
     retried = advance(fleet([node("a")], memory=memory, wishes=Requests(retry=NEW)), NOW_S)
-    assert (retried.memory.lost, retried.memory.retried, begun(retried)) == ((), NEW, ["a"])
-    later = replace(retried.memory, lost=(lost("y"),))
-    assert advance(fleet([node("a")], memory=later, wishes=Requests(retry=NEW)), NOW_S).outlook.phase is Phase.HALTED
+    assert (retried.memory.lost, retried.memory.retried, begun(retried)) == ((), f"{NEW}:", ["a"])
+    later = replace(retried.memory, lost=(lost("y"),), failed=(NEW,))
+    for identifier, phase in (("", Phase.HALTED), ("again", Phase.PROGRESSING)):
+        wishes = Requests(retry=NEW, retry_id=identifier)
+        assert advance(fleet([node("a")], memory=later, wishes=wishes), NOW_S).outlook.phase is phase
     assert advance(fleet([node("a")], memory=replace(memory, target=OLD)), NOW_S).memory.lost == ()
 
 
@@ -108,6 +112,45 @@ def test_a_new_controller_finds_in_the_status_who_disappeared(seen: SeenNode, ha
     assert [one.has_failed for one in found] == ([] if has_failed is None else [has_failed])
 
 
+@pytest.mark.parametrize("said", [{"is_skipped": True}, {"is_operated": True}])
+def test_a_node_that_was_left_out_before_it_disappeared_is_not_counted(said: dict[str, Any]) -> None:
+    gone = node("x", FAILED, record=record("x", reason="broken"), **said)
+    assert advance(fleet([node("a")], vanished=(gone,)), NOW_S).memory.lost == ()
+
+
+def test_a_node_that_waited_for_its_reboot_is_lost_and_has_not_failed() -> None:
+    long = record("x", began_s=NOW_S - 9000, since_s=NOW_S - 9000)
+    gone = node("x", REBOOT, record=long, driver_state=NodeState.REBOOT_REQUIRED)
+    (kept,) = advance(fleet([node("a")], vanished=(gone,)), NOW_S).memory.lost
+    assert not kept.has_failed
+
+
+@pytest.mark.parametrize(
+    ("key", "state", "place"),
+    [
+        ("dedicated", FAILED, NodePhase.FAILED),
+        ("node.kubernetes.io/not-ready", RESTART, NodePhase.UNDER_WAY),
+        ("karpenter.sh/disrupted", RESTART, NodePhase.UNDER_WAY),
+        ("karpenter.sh/disrupted", FAILED, NodePhase.FAILED),
+    ],
+)
+def test_a_taint_that_the_driver_may_have_caused_takes_no_record_away(
+    key: str, state: UpgradeState, place: NodePhase
+) -> None:
+    tainted = node("a", state, taints=(Taint(key, "", "NoSchedule"),))
+    found = advance(fleet([tainted, node("b")], [pod("b")]), NOW_S)
+    assert found.outlook.nodes[0].place is place
+    assert not [act for act in found.acts if isinstance(act, MarkNode) and act.record is None]
+
+
+def test_a_broken_machine_does_not_send_the_fleet_back_from_a_good_revision() -> None:
+    memory = RolloutState(target=NEW, good=NEW, history=(RevisionHistory(OLD, 0.0, 1.0, "complete"),))
+    rules = policy(on_halt=OnHalt.UNDO)
+    broken = node("a", FAILED, record=record("a", reason="broken"))
+    found = advance(fleet([broken, node("b")], policy=rules, memory=memory), NOW_S)
+    assert (found.outlook.phase, found.memory.undo_to) == (Phase.HALTED, "")
+
+
 def test_a_halt_by_losses_goes_back() -> None:
     rules = policy(on_halt=OnHalt.UNDO)
     first = advance(fleet([node("a")], policy=rules, memory=replace(GOOD, lost=(lost("x"),))), NOW_S)
@@ -124,7 +167,7 @@ def test_an_object_that_was_made_again_finds_the_good_revision_in_what_serves() 
 # the record decides
 
 
-@pytest.mark.parametrize("word", ["", "upgrade-done"])
+@pytest.mark.parametrize("word", ["", "upgrade-done", "cordon-required"])
 def test_a_label_that_somebody_changed_undoes_no_failure(word: str) -> None:
     failed = node("a", FAILED, upgrade=word, record=record("a", reason="broken", state=FAILED.value))
     found = advance(fleet([failed, node("b")]), NOW_S)
@@ -158,6 +201,12 @@ def test_the_time_of_a_reboot_counts_from_its_grant(said: dict[str, Any], reason
     assert [act.record.since_s for act in marks if act.record] == ([NOW_S] if said.get("is_rebooting") else [])
 
 
+def test_a_node_that_waits_for_its_reboot_may_lose_its_pod() -> None:
+    long = record("a", began_s=NOW_S - 90_000, since_s=NOW_S - 90_000)
+    waiting = node("a", REBOOT, record=long, driver_state=NodeState.REBOOT_REQUIRED, outcome_s=NOW_S)
+    assert reasons(advance(fleet([waiting], []), NOW_S)) == {"a": "under way: waits for somebody to approve its reboot"}
+
+
 # what is left out is not counted
 
 
@@ -173,6 +222,13 @@ def test_a_skipped_node_counts_for_nothing(said: dict[str, Any]) -> None:
 
     assert begun(found(is_skipped=False)) == []
     assert begun(found(is_skipped=True)) == ["b"]
+
+
+@pytest.mark.parametrize("said", [{"is_skipped": True}, {"is_deleting": True}, {"is_operated": True}])
+def test_a_node_that_is_done_and_left_out_costs_no_budget(said: dict[str, Any]) -> None:
+    nodes = [node("a", DONE, unschedulable=True, **said), node("b")]
+    found = advance(fleet(nodes, [new_pod("a"), pod("b")], policy=policy(max_unavailable=Amount(1))), NOW_S)
+    assert begun(found) == ["b"]
 
 
 def test_a_node_in_no_wave_costs_no_budget() -> None:
@@ -197,13 +253,14 @@ def test_of_a_unit_that_begins_together_none_goes_if_one_cannot(said: dict[str, 
     ("made_s", "said", "good", "phase"),
     [
         (NOW_S - 1801, {}, OLD, Phase.HALTED),
+        (NOW_S - 1801, {"driver_state": NodeState.REBOOT_REQUIRED}, OLD, Phase.PROGRESSING),
         (NOW_S - 1799, {}, OLD, Phase.PROGRESSING),
         (NOW_S - 9000, {"ready_s": NOW_S - 60}, OLD, Phase.PROGRESSING),
         (NOW_S - 1801, {"is_ready": False}, OLD, Phase.PROGRESSING),
         (NOW_S - 1801, {"is_skipped": True}, OLD, Phase.PROGRESSING),
         (NOW_S - 1801, {}, NEW, Phase.PROGRESSING),
     ],
-    ids=["late", "in time", "Ready since", "not Ready", "skipped", "good before"],
+    ids=["late", "reboot", "in time", "Ready since", "not Ready", "skipped", "good before"],
 )
 def test_a_node_that_has_the_target_and_does_not_serve_it_fails_in_the_end(
     made_s: float, said: dict[str, Any], good: str, phase: Phase
@@ -214,6 +271,18 @@ def test_a_node_that_has_the_target_and_does_not_serve_it_fails_in_the_end(
     if phase is Phase.HALTED:
         why = "failed: has the target revision, and does not serve it within 30 min: Pending"
         assert reasons(found)["a"] == why
+
+
+def test_the_time_without_service_counts_from_its_begin_and_from_that_of_the_rollout() -> None:
+    def phase(began_s: float = 0.0, clock_s: float = 0.0, **said: Any) -> Phase:
+        pods = [new_pod("a", is_ready=False, made_s=NOW_S - 9000, **said), pod("b")]
+        memory = replace(GOOD, history=(RevisionHistory(NEW, began_s),))
+        facts = fleet([node("a", DONE), node("b")], pods, memory=memory, clock_s=clock_s)
+        return advance(facts, NOW_S).outlook.phase
+
+    assert phase() is Phase.HALTED
+    for said in ({"readiness_s": NOW_S - 1}, {"began_s": NOW_S - 60}, {"clock_s": NOW_S - 60}):
+        assert phase(**said) is Phase.PROGRESSING, said
 
 
 @pytest.mark.parametrize("state", [NodeState.HELD, NodeState.WEDGED])
@@ -261,6 +330,7 @@ def test_a_canary_that_disappears_leaves_what_it_has_soaked() -> None:
     gone = replace(of_ten(memory=ended.memory), nodes=tuple(node(f"n{number}") for number in range(1, 10)))
     found = advance(gone, NOW_S + 400)
     assert found.memory.waves == (WaveHistory(1, 10, 1, None, 400.0),)
+    assert begun(found) == [], "the status has it before another node starts"
     again = replace(gone, memory=found.memory)
     taken = advance(again, NOW_S + 401)
     assert begun(taken) == ["n1"]
@@ -269,6 +339,18 @@ def test_a_canary_that_disappears_leaves_what_it_has_soaked() -> None:
     soaking = replace(again, nodes=nodes, pods=(new_pod("n1"), *(pod(one.name) for one in nodes[1:])))
     assert advance(soaking, NOW_S + 699).outlook.phase is Phase.SOAKING
     assert len(begun(advance(soaking, NOW_S + 700))) == 8
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["skipped", "gone"])
+def test_a_chosen_canary_that_goes_does_not_stop_the_rollout_for_good(is_gone: bool) -> None:
+    chosen = Wave("canary", selector=matching("stage=test"), soak_s=600.0)
+    memory = replace(GOOD, waves=(WaveHistory(1, ended_s=NOW_S - 60),))
+    canary = node("a", DONE, labels={"stage": "test"}, is_skipped=True)
+    nodes = [*([] if is_gone else [canary]), node("b")]
+    pods = [*([] if is_gone else [new_pod("a")]), pod("b")]
+    facts = fleet(nodes, pods, policy=policy(waves=(chosen, Wave("rest"))), memory=memory)
+    assert advance(facts, NOW_S).outlook.phase is Phase.SOAKING
+    assert begun(advance(facts, NOW_S + 540)) == ["b"]
 
 
 # clocks
@@ -281,5 +363,7 @@ def test_a_clock_that_is_set_fails_no_node(step_s: float) -> None:
     facts = replace(fleet([taken], [new_pod("a", is_ready=False)]), clock_s=now_s)
     assert advance(facts, now_s).outlook.phase is Phase.PROGRESSING
     assert advance(facts, now_s + 1799).outlook.phase is Phase.PROGRESSING
+    kept = replace(facts, clock_s=0.0, memory=advance(facts, now_s).memory)
+    assert advance(kept, now_s + 1799).outlook.phase is Phase.PROGRESSING, "the next leader knows it from the status"
     late = advance(facts, now_s + 1801)
     assert (late.outlook.phase, late.outlook.nodes[0].place) == (Phase.HALTED, NodePhase.UNDER_WAY)

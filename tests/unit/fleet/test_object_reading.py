@@ -172,6 +172,7 @@ def test_what_is_no_rollout_at_all_is_refused(body: Any) -> None:
         ({}, Requests()),
         ({"approved": "5d8c9f:2"}, Requests(approved_for="5d8c9f", approved=2)),
         ({"retry": "5d8c9f"}, Requests(retry="5d8c9f")),
+        ({"retry": "5d8c9f:7f3a"}, Requests(retry="5d8c9f", retry_id="7f3a")),
         ({"undo": "7f3a"}, Requests(undo="7f3a")),
         ({"undo": "2026-01-02T03.04:5d8c9f"}, Requests(undo="2026-01-02T03.04", undo_to="5d8c9f")),
         ({"someone-elses": "x"}, Requests()),

@@ -68,6 +68,7 @@ MEMORY = RolloutState(
     waves=(WaveHistory(1, 10, 1, NOW_S - 300), WaveHistory(2, soaked_s=30.0)),
     retried="7d9c5b8f6",
     node_s=240.0,
+    clock_s=NOW_S - 3600,
     seen=(
         SeenNode("node-3", "u3", "the driver is not ready after 30 min", has_failed=True, is_restarted=False),
         SeenNode("node-2", "u2", "the driver pod restarts", has_failed=False, is_restarted=True),
