@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from driver_manager.adapters.kube.api import KubeApi
@@ -42,6 +43,7 @@ from driver_manager.domain.fleet.spec import PLURAL
 from driver_manager.domain.fleet.state import TASKS
 from driver_manager.domain.fleet.status import FleetReport
 from driver_manager.domain.node import REVISION_LABEL, NodeChange
+from driver_manager.domain.profile import Profile
 from driver_manager.sandbox.apiserver import ApiError, ApiServer, Obj, Store, apply_merge_patch, selection
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.processes import STARTED, Running
@@ -84,12 +86,12 @@ class FleetScene:
             if self.revisions():
                 self._make_pod(name, is_ready=True)
 
-    def set_driver(self, image: str, profile: str = "") -> str:
-        """The DaemonSet's template has this image from now on, and that profile; the hash of its revision."""
+    def set_driver(self, image: str, profile: str = "", **rules: Any) -> str:
+        """The DaemonSet's template has this image, profile and rules from now on; the hash of its revision."""
         manager: Obj = {"name": "manager", "image": "manager", "args": ["reconcile-driver-state"]}
         if profile:
             manager["env"] = [{"name": "DRIVER_PROFILE", "value": profile}]
-        pod = {"initContainers": [manager], "containers": [{"name": "driver", "image": image}]}
+        pod = {"initContainers": [manager], "containers": [{"name": "driver", "image": image}], **rules}
         template = {"metadata": {"labels": {"app": DRIVER}}, "spec": pod}
         if self.store.list_objects("daemonsets")[0]:
             self._change("daemonsets", DRIVER, lambda one: one | {"spec": one["spec"] | {"template": template}})
@@ -242,6 +244,15 @@ class FleetScene:
         self.store.patch(resource, name, change, namespace=namespace, status=status)
 
 
+NEVER = threading.Event()
+"""Is not set: nothing ends a wait of the store early."""
+
+
+@functools.cache
+def _matches(subject: Subject) -> Callable[[Obj], bool]:
+    return selection(namespace=subject.namespace, labels=subject.selector)
+
+
 PLURALS = {kind: qualified(kind).partition(".")[0] for kind in FactKind}
 
 
@@ -368,8 +379,8 @@ class StoreFleet:
 
     def _news(self, subject: Subject, since: int) -> Iterable[Change]:
         plural, read = PLURALS[subject.kind], self._read[subject.kind]
-        matches = selection(namespace=subject.namespace, labels=subject.selector)
-        events, self._since[subject] = self.scene.store.wait(since, [plural], timeout_s=0.0, stop=threading.Event())
+        matches = _matches(subject)
+        events, self._since[subject] = self.scene.store.wait(since, [plural], timeout_s=0.0, stop=NEVER)
         for event in events:
             if event.type != "DELETED" and matches(event.obj):
                 yield Seen(subject, read(event.obj))
@@ -422,13 +433,15 @@ class ControllerRun:
     killer: Killer = field(default_factory=Killer)
     leadership: Leadership | None = None
     reports: list[FleetReport] = field(default_factory=list)
+    profile: Profile = PROFILE
+    cluster_type: ClassVar[type[StoreFleet]] = StoreFleet
 
     def __post_init__(self) -> None:
-        self.cluster = StoreFleet(self.scene, self.killer)
+        self.cluster = self.cluster_type(self.scene, self.killer)
         self.reporter = RecordingReporter()
         self.lead = self.leadership or FakeLeadership(self.scene.clock)
         ports = FleetPorts(self.cluster, self.lead, self.scene.clock, self.reporter)
-        self.controller = FleetController(ports, NAMESPACE, PROFILE, advance, self.reports.append)
+        self.controller = FleetController(ports, NAMESPACE, self.profile, advance, self.reports.append)
 
     def turn(self) -> None:
         self.controller.turn()

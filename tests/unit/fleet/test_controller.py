@@ -116,14 +116,6 @@ def test_a_controller_reports_when_a_rollout_may_be_complete() -> None:
     assert found.pace == Pace(), "a rollout that does not go on has none"
 
 
-def test_the_status_that_says_halted_names_the_node_that_failed() -> None:
-    scene, run, _ = upgrading(3, nodeTimeout="30s")
-    scene.broken.update(scene.pods())
-    run.until_phase("Halted")
-    failed = [node for node, state in scene.upgrades().items() if state == "upgrade-failed"]
-    assert [one["node"] for one in scene.rollout()["status"]["failures"]] == failed
-
-
 def test_the_status_keeps_up_with_a_rollout_that_acts_at_every_decision() -> None:
     scene, run = complete(3)
     decide, number = run.controller._advance, itertools.count()
@@ -261,15 +253,6 @@ def test_a_status_that_could_not_be_written_for_want_of_a_sure_lead_is_written_o
     assert scene.phase() == "Complete"
     lead.is_sure = True
     run.until_phase("Paused", 10.0)
-
-
-def test_two_controllers_that_both_believe_to_lead_restart_no_pod_twice() -> None:
-    scene, run, new = upgrading(6, maxParallel=2)
-    other = ControllerRun(scene)
-    while serving(scene, new) < 6:
-        run.turn()
-        other.turn()
-    check_end(scene, run, new)
 
 
 @pytest.mark.submission
@@ -497,27 +480,6 @@ def test_two_objects_that_tell_the_same_of_one_revision_have_an_event_each(monke
 # watches that lag
 
 
-def test_a_deletion_that_the_watch_has_not_shown_is_not_sent_again() -> None:
-    scene, run, new = upgrading(1)
-    run.until(lambda: "delete pod" in run.killer.calls, "the pod is deleted")
-    run.cluster.is_held = True
-    run.idle_for(600.0)
-    assert run.killer.calls.count("delete pod") == 1
-    run.cluster.is_held = False
-    check_end(scene, run, new)
-
-
-def test_a_watch_that_lags_behind_our_own_writes_makes_no_second_restart() -> None:
-    scene, run, new = upgrading(3, maxParallel=1)
-    while serving(scene, new) < 3:
-        run.cluster.is_held = True
-        run.idle_for(60.0)
-        run.cluster.is_held = False
-        run.turn()
-        assert list(scene.upgrades().values()).count(UNDER_WAY) <= 1
-    check_end(scene, run, new)
-
-
 def test_after_its_own_write_it_goes_on_without_waiting_for_the_watch() -> None:
     scene, run, new = upgrading(1)
     run.until(lambda: "patch node" in run.killer.calls, "the node is marked")
@@ -558,26 +520,6 @@ def test_a_preflight_costs_two_more_writes_a_node_and_no_pod_of_it_is_left() -> 
     of_pods = [write for write in run.cluster.writes if write.startswith(("create pod", "delete pod driver-preflight"))]
     assert len(of_pods) == 2 * 6
     assert (dict(scene.looks), scene.task_pods()) == (dict.fromkeys(scene.serving(), 1), [])
-
-
-def test_the_next_controller_reads_the_results_of_the_one_before() -> None:
-    scene, run, new = upgrading(4, preflight="require")
-    scene.preflights = {"node-1": (6, "no module for this kernel")}
-    run.until(lambda: sum(scene.looks.values()) == 4, "every node has a preflight pod")
-    run.idle_for(3.0)
-    then = ControllerRun(scene)
-    then.until(lambda: serving(scene, new) == 3, "three nodes serve it")
-    then.idle_for(600.0)
-    assert set(scene.looks.values()) == {1}
-    assert scene.serving()["node-1"] != new
-    status = scene.rollout()["status"]
-    assert status["leftOut"][0]["reason"] == "its preflight fails: no module for this kernel"
-    assert status["preflightProblems"][0]["node"] == "node-1"
-    assert status["phase"] == "WaitingForNodes"
-    scene.preflights.clear()
-    scene.edit_node("node-1", {"metadata": {"annotations": {KEYS.upgrade_requested: "true"}}})
-    check_end(scene, then, new)
-    assert scene.looks["node-1"] == 2
 
 
 @pytest.mark.submission
@@ -640,17 +582,6 @@ def left_behind(nodes: int = 3, parallel: int = 2) -> tuple[FleetScene, Controll
     scene, run, new = upgrading(nodes, maxParallel=parallel)
     run.until(lambda: list(scene.upgrades().values()).count(UNDER_WAY) == (parallel or nodes), "they are under way")
     return scene, run, new
-
-
-def test_nodes_that_a_deleted_rollout_has_left_behind_are_let_go() -> None:
-    scene, run, _ = left_behind()
-    before = scene.serving()
-    scene.store.delete(PLURAL, "driver", namespace=NAMESPACE)
-    run.until(lambda: UNDER_WAY not in scene.upgrades().values(), "none is")
-    run.idle_for(600.0)
-    assert scene.serving() == before
-    assert {subject.kind for subject in run.cluster.subjects} == {FactKind.ROLLOUTS}
-    assert run.reports[-1].rollouts == {}
 
 
 @pytest.mark.parametrize("has_another", [False, True])
