@@ -23,8 +23,8 @@ TESTS = Path(__file__).parents[1]
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
 MODULES = 115
-PACKAGE_LINES = 41_300
-TEST_LINES = 80_200
+PACKAGE_LINES = 41_400
+TEST_LINES = 82_000
 
 CHOICES_AMONG_STEPS = 9
 SHORT_LINES = 60

@@ -184,7 +184,7 @@ def _gate(view: WaveView, wave: Wave, terms: Terms, reached: int) -> Gate | None
         return None
     soaked_s = terms.begun_s(view.ended_s or 0.0) + missing_s
     if view.ended_s is not None and missing_s and terms.now_s < soaked_s:
-        text = f"waits until {moment(soaked_s)}, the end of the soak time of {wave_name(view)}"
+        text = f"waits until {moment(math.ceil(soaked_s))}, the end of the soak time of {wave_name(view)}"
         return Gate(Phase.SOAKING, view.number, text, soaked_s)
     if wave.needs_approval and not is_approved(view.number, terms):
         text = f"waits for the approval of the wave after {wave_name(view)}"

@@ -44,6 +44,7 @@ from driver_manager.domain.fleet.state import TASKS
 from driver_manager.domain.fleet.status import FleetReport
 from driver_manager.domain.node import REVISION_LABEL, NodeChange
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.wire import written_time
 from driver_manager.sandbox.apiserver import ApiError, ApiServer, Obj, Store, apply_merge_patch, selection
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.processes import STARTED, Running
@@ -221,8 +222,10 @@ class FleetScene:
         elif node not in self.broken:
             self.clock.after(READY_S, lambda: self._ready(made))
 
-    def _ready(self, pod: Obj) -> None:
-        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    def _ready(self, pod: Obj, ready: str = "True") -> None:
+        since = written_time(self.clock.wall())
+        condition = {"type": "Ready", "status": ready, "lastTransitionTime": since}
+        status = {"phase": "Running", "conditions": [condition]}
         if self._is_there(pod):
             self._set_status("pods", pod["metadata"]["name"], status)
 

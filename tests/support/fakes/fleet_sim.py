@@ -345,6 +345,9 @@ class Kubelets(Actor):
             self.reports(node, "ready")
         self._sim._ready(pod)
 
+    def unready(self, pod: Obj) -> None:
+        self._sim._ready(pod, "False")
+
     def _after(self, seconds: float, pod: Obj, action: Callable[[Obj], object]) -> None:
         def act() -> None:
             if pod["spec"]["nodeName"] in self._sim.nodes and pod["metadata"]["name"] in self._sim.pods_by_name:
@@ -469,18 +472,20 @@ class Autoscaler(Actor):
 
 
 class LabelOperator(Actor):
-    """A vendor's operator without automatic upgrades: it removes the state label wherever it sees one."""
+    """A vendor's operator: it removes the state label wherever it sees one, or writes `word` instead."""
 
     who = "operator"
     strips_after_s = math.inf
+    word: str | None = None
 
     def react(self, event: Event) -> None:
-        if event.resource == "nodes" and self.strips_after_s < math.inf and _label(event.obj, KEYS.upgrade_state):
+        is_strange = _label(event.obj, KEYS.upgrade_state) not in ("", self.word)
+        if event.resource == "nodes" and self.strips_after_s < math.inf and is_strange:
             self._later(self.strips_after_s, lambda: self._strip(event.obj["metadata"]["name"]))
 
     def _strip(self, name: str) -> None:
         if name in self._sim.nodes:
-            self._sim.edit_node(name, {"metadata": {"labels": {KEYS.upgrade_state: None}}})
+            self._sim.edit_node(name, {"metadata": {"labels": {KEYS.upgrade_state: self.word}}})
 
 
 class Person(Actor):

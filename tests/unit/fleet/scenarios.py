@@ -329,6 +329,31 @@ def p01_failures_survive_a_replaced_object(sim: Simulator) -> None:
     assert sim.limits.taken["r2"] == ["node-0"]
 
 
+def p01_failed_node_is_drained_before_its_removal(sim: Simulator) -> None:
+    """Karpenter taints the failed node, its driver pod leaves, and the Node is deleted: the failure still counts."""
+    sim.rules = {"tolerations": []}
+    sim.fleet(4, waves=CANARY, nodeTimeout="5m")
+    sim.upgrade(on_all="broken")
+    sim.until("Halted")
+    sim.autoscaler.taints("node-0", "karpenter.sh/disrupted")
+    sim.person.restarts_pod("node-0")
+    sim.run("1m")
+    sim.autoscaler.removes("node-0")
+    sim.run("2h")
+    assert sim.phase() == "Halted"
+    assert sim.limits.taken["r2"] == ["node-0"]
+
+
+def p02_operator_writes_its_own_word(sim: Simulator) -> None:
+    """An operator writes a word of its own to each state label. A failed node stays failed."""
+    sim.fleet(4, waves=CANARY, nodeTimeout="5m")
+    sim.operator.strips_after_s, sim.operator.word = 5.0, "cordon-required"
+    sim.upgrade(on_all="broken")
+    sim.run("2h")
+    assert sim.phase() == "Halted"
+    assert sim.limits.taken["r2"] == ["node-0"]
+
+
 def p02_operator_strips_the_label(sim: Simulator) -> None:
     """An operator removes each state label after five seconds. A failed node stays failed."""
     sim.fleet(4, waves=CANARY, nodeTimeout="5m")
@@ -479,6 +504,19 @@ def p07_wave_keeps_its_size(sim: Simulator) -> None:
     sim.until("Complete")
 
 
+def p07_canary_disappears_while_it_soaks(sim: Simulator) -> None:
+    """The canary is scaled down after an hour of two, and so is the next one: the third soaks for what is missing."""
+    sim.fleet(5, waves=[{"name": "canary", "count": 1, "soak": "2h"}, {"name": "rest"}])
+    sim.upgrade()
+    for number in range(2):
+        sim.until(lambda number=number: sim.upgrades().get(f"node-{number}") == "upgrade-done")  # type: ignore[misc]
+        sim.run("50m")
+        sim.autoscaler.removes(f"node-{number}")
+    sim.run("30m")
+    assert sim.limits.taken["r2"] == ["node-0", "node-1", "node-2", "node-3", "node-4"]
+    assert sim.phase() == "Complete"
+
+
 def p08_together_none_if_one_cannot(sim: Simulator) -> None:
     """One node of rack a is cordoned: the other one keeps its driver, too, and the unit shows the reason."""
     sim.fleet(racks("a", "b"), maxParallel=2, units={"topologyKey": "rack", "mode": "Together"})
@@ -524,6 +562,21 @@ def p09_new_node_reports_held(sim: Simulator) -> None:
     sim.run("30m")
     assert sim.phase() == "Halted"
     assert "held" in sim.message()
+
+
+def p09_upgraded_node_is_unready_for_a_moment(sim: Simulator) -> None:
+    """The canary's driver is not ready for some seconds while it soaks: that undoes nothing."""
+    waves = [{"name": "canary", "count": 1, "soak": "2h"}, {"name": "rest"}]
+    sim.fleet(3, waves=waves, nodeTimeout="10m", onHalt="undo")
+    sim.upgrade()
+    sim.until("Soaking")
+    sim.run("40m")
+    (pod,) = sim.pods_of("node-0")
+    sim.kubelets.unready(pod)
+    sim.run("5s")
+    sim.kubelets.ready(pod)
+    sim.until("Complete")
+    assert sim.serving() == dict.fromkeys(("node-0", "node-1", "node-2"), "r2")
 
 
 def p09_paused_rollout_names_the_way_back(sim: Simulator) -> None:
