@@ -1,7 +1,7 @@
 """The scenarios of a fleet: what happens, and what must be so at the end.
 
 `Limits` of the simulator holds in all of them, after each change. `golden/fleet` has the trace of each in the default
-order: `python -m tests.unit.fleet.scenarios` writes all of them again.
+order: `python -m tests.support.fakes.fleet_scenarios` writes all of them again.
 """
 
 from __future__ import annotations
@@ -696,7 +696,7 @@ def p15_deleted_while_the_leader_changes(sim: Simulator) -> None:
     assert sim.serving() == {"node-0": "r1", "node-1": "r1", "node-2": "r1"}
 
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "fleet"
+GOLDEN = Path(__file__).parents[2] / "unit" / "golden" / "fleet"
 SCENARIOS: dict[str, Callable[[Simulator], None]] = {
     name: found
     for name, found in globals().items()
