@@ -810,7 +810,7 @@ def memory_of(status: Mapping[str, Any]) -> RolloutState:
     return RolloutState(
         target=_text(status, "targetRevision"),
         good=_text(status, "goodRevision"),
-        failed=tuple(one for one in _list(status, "failedRevisions") if type(one) is str),
+        failed=tuple(_texts(status, "failedRevisions")),
         history=tuple(past for one in _list(status, "history") if (past := _past(_object(one))) is not None),
         undone=_text(status, "undone"),
         undo_from=_text(undoing, "from"),
@@ -821,7 +821,11 @@ def memory_of(status: Mapping[str, Any]) -> RolloutState:
         retried=_text(status, "retried"),
         node_s=_number(status, "nodeSeconds") or None,
         clock_s=seconds_of(_text(status, "clockSet")) or 0.0,
-        seen=(*_seen(status, "failures", has_failed=True), *_seen(status, "underWay", has_failed=False)),
+        seen=(
+            *_seen(status, "failures", has_failed=True),
+            *_seen(status, "underWay", has_failed=False),
+            *(SeenNode(one, one, "was under way", False, True) for one in _texts(status, "alsoRestarted")),
+        ),
     )
 
 
@@ -884,6 +888,10 @@ def _object(value: Any) -> Mapping[str, Any]:
 def _text(body: Mapping[str, Any], key: str) -> str:
     value = body.get(key)
     return value if type(value) is str else ""
+
+
+def _texts(body: Mapping[str, Any], key: str) -> list[str]:
+    return [one for one in _list(body, key) if type(one) is str]
 
 
 def _list(body: Mapping[str, Any], key: str) -> list[Any]:

@@ -238,6 +238,7 @@ IDLE = frozenset({Phase.COMPLETE, Phase.PAUSED}) | STANDING
 """Phases in which the rollout does not progress."""
 
 MAX_NAMED = 20
+MAX_FURTHER = 500
 MAX_GROUPS = 10
 MAX_NAMED_OF_GROUP = 10
 MAX_KEPT = 10
@@ -306,6 +307,7 @@ def status_of(
         "counts": node_counts(outlook.nodes),
         "waves": [wave_body(one) for one in outlook.waves],
         "underWay": _named(nodes[NodePhase.UNDER_WAY]),
+        "alsoRestarted": _further(nodes[NodePhase.UNDER_WAY]),
         "failures": _named(nodes[NodePhase.FAILED]),
         "waiting": _grouped(nodes[NodePhase.WAITING]),
         "leftOut": _grouped(nodes[NodePhase.LEFT_OUT]),
@@ -338,7 +340,18 @@ COUNTS = {
     NodePhase.FAILED: "failed",
 }
 _SHOWN = frozenset(
-    {"wave", "counts", "waves", "underWay", "failures", "waiting", "leftOut", "preflight", "preflightProblems"}
+    {
+        "wave",
+        "counts",
+        "waves",
+        "underWay",
+        "alsoRestarted",
+        "failures",
+        "waiting",
+        "leftOut",
+        "preflight",
+        "preflightProblems",
+    }
 )
 """Fields that only show nodes."""
 
@@ -420,9 +433,13 @@ def _preflight(nodes: Iterable[NodeView]) -> Json:
     }
 
 
+def _longest(nodes: Iterable[NodeView]) -> list[NodeView]:
+    return sorted(nodes, key=lambda node: (LAST_MOMENT_S if node.since_s is None else node.since_s, node.name))
+
+
 def _named(nodes: Iterable[NodeView]) -> list[Json]:
     """The `MAX_NAMED` nodes that are in their state for longest, as the first failures best show the cause."""
-    longest = sorted(nodes, key=lambda node: (LAST_MOMENT_S if node.since_s is None else node.since_s, node.name))
+    longest = _longest(nodes)
     return [
         {
             "node": node.name,
@@ -434,6 +451,11 @@ def _named(nodes: Iterable[NodeView]) -> list[Json]:
         }
         for node in longest[:MAX_NAMED]
     ]
+
+
+def _further(nodes: Iterable[NodeView]) -> list[str]:
+    """The uids of nodes whose driver was restarted, of those that `_named` leaves out."""
+    return [node.uid for node in _longest(nodes)[MAX_NAMED:] if node.is_restarted and node.uid][:MAX_FURTHER]
 
 
 def _grouped(nodes: Iterable[NodeView]) -> list[Json]:

@@ -136,6 +136,7 @@ STATUS = (
     Field("counts", Kind.OBJECT, "number of nodes by their state in the rollout", fields=COUNTS),
     Field("waves", Kind.LIST, "the waves with their nodes", fields=WAVE),
     Field("underWay", Kind.LIST, "nodes that are being upgraded, the longest first, at most 20", fields=NODE),
+    Field("alsoRestarted", Kind.TEXTS, "uids of further nodes whose driver was restarted, at most 500"),
     Field("failures", Kind.LIST, "nodes whose upgrade failed, the earliest first, at most 20", fields=NODE),
     Field("waiting", Kind.LIST, "nodes that will be upgraded, by what they wait for, at most 10 groups", fields=GROUP),
     Field("leftOut", Kind.LIST, "nodes that are left alone, by the reason, at most 10 groups", fields=GROUP),

@@ -224,6 +224,12 @@ def test_the_newest_is_remembered_of_what_is_bounded() -> None:
     assert kept == replace(memory, failed=memory.failed[-MAX_KEPT:], history=history[-MAX_KEPT:])
 
 
+def test_each_node_that_was_restarted_is_known_to_the_next_controller() -> None:
+    views = [NodeView(f"n{at}", NodePhase.UNDER_WAY, 1, "", uid=f"u{at}", is_restarted=at != 30) for at in range(40)]
+    seen = memory_of(written(with_nodes(*views))).seen
+    assert {one.uid for one in seen if one.is_restarted} == {view.uid for view in views if view.is_restarted}
+
+
 def test_five_thousand_nodes_fit_into_one_object() -> None:
     places = itertools.cycle(NodePhase)
     nodes = [
