@@ -165,7 +165,7 @@ class SimFleet(StoreFleet):
         if self._sim.store.revision == self._polled and not self._told:
             return
         self._polled = self._sim.store.revision
-        for change in self._drained():
+        for change in sorted(self._drained(), key=lambda one: str(one.subject)):  # sets have another order at each run
             queue = self._late.setdefault(change.subject, deque())
             at_s = self._sim.clock.monotonic() + self._sim.order.lag_s()
             queue.append((max(at_s, queue[-1][0]) if queue else at_s, change))
@@ -595,6 +595,8 @@ class Limits:
                 self._retried.add(metadata["uid"])
             if event.type == "DELETED":
                 self.under_way.pop(metadata["name"], None)
+                for uids in self.failed.values() if _label(event.obj, KEYS.skip) == "true" else ():
+                    uids.discard(metadata["uid"])
             elif is_ours:
                 self._mark(event)
         if event.resource == "pods" and is_ours and "deletionTimestamp" in metadata:
@@ -661,7 +663,8 @@ class Limits:
         away = {one for one, since_s in self._away_since_s.items() if since_s <= known_s}
         if most is None or name in away:
             return
-        ours = self._sim.nodes.keys() - self._skipped()
+        placed = {one for one, node in self._sim.nodes.items() if self._sim.daemon_set.admits(node)[0]}
+        ours = {one for one in self._sim.nodes if one in placed or self._sim.pods_of(one)} - self._skipped()
         amount = Amount(int(str(most).removesuffix("%")), str(most).endswith("%")).of(len(ours))
         count = len((away | self.under_way.keys()) & ours)
         assert count <= amount, f"{name} is taken with {count} unavailable, maxUnavailable is {most}"
