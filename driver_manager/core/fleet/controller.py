@@ -22,6 +22,7 @@ from driver_manager.domain.deadline import pause_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, Conflict, ManagerError, Terminated
 from driver_manager.domain.fleet.spec import Fleet, RolloutObject, RolloutPolicy, UpgradeState
 from driver_manager.domain.fleet.state import (
+    CLOCK_SET_S,
     Act,
     Announce,
     CreatePod,
@@ -270,9 +271,6 @@ UNSURE_S = 1.0
 
 MAX_AT_ONCE = 20
 """Maximum consecutive decisions that follow at once from the acts of the last; the next ones wait a second."""
-
-CLOCK_SET_S = 30.0
-"""By how much the wall clock may change against the monotonic clock: no correction of a running clock is as large."""
 
 AWAY_S = 120.0
 """Seconds without a leader from which the next one cannot tell whether its clock is ahead of the last leader's."""

@@ -539,6 +539,10 @@ class PreflightFinding(Struct, frozen=True):
     until_s: float | None = None
 
 
+CLOCK_SET_S = 30.0
+"""By how much the wall clock may change against the monotonic clock: no correction of a running clock is as large."""
+
+
 class Terms(Struct, frozen=True):
     """The facts that one decision has in common for all nodes.
 
@@ -560,9 +564,12 @@ class Terms(Struct, frozen=True):
         return self.fleet.policy
 
     def begun_s(self, since_s: float) -> float:
-        """From when the time counts of what began at `since_s`: not before the clock was last set."""
+        """From when the time counts of what began at `since_s`: not before the clock was last set.
+
+        A time of another clock is in the future; one that was rounded, or is from before a correction, hardly is.
+        """
         clock_s = min(self.fleet.clock_s or self.fleet.memory.clock_s, self.now_s)
-        return clock_s if clock_s and since_s > self.now_s else max(since_s, clock_s)
+        return clock_s if clock_s and since_s > self.now_s + CLOCK_SET_S else max(since_s, clock_s)
 
 
 class Untouched(Struct, frozen=True):
