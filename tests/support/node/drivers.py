@@ -496,7 +496,7 @@ class OtherTeam:
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:rebellions-driver-rollout"
 DAEMON_SET = "rebellions-driver"
 CONTROLLERS = "app.kubernetes.io/name=driver-rollout"
-PROFILE = "unloading"
+UNLOADING = "unloading"
 
 _CONFIG_MAPS = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
 _OBJECTS = f"/apis/driver-manager.rebellions.ai/v1alpha1/namespaces/{NAMESPACE}/driverrollouts"
@@ -566,12 +566,12 @@ def rollouts(drivers: Drivers) -> Iterator[Rollouts]:
     try:
         for one in wanted:
             apply(api, one)
-        api.post(_CONFIG_MAPS, {"metadata": {"name": PROFILE}, "data": {"profile.toml": _profile()}})
+        api.post(_CONFIG_MAPS, {"metadata": {"name": UNLOADING}, "data": {"profile.toml": _profile()}})
         wait_until(lambda: api.answers(_OBJECTS), "DriverRollouts are served")
         yield Rollouts(drivers)
     finally:
         gone(lambda: api.delete(f"{_OBJECTS}/driver"))
-        gone(lambda: api.delete(f"{_CONFIG_MAPS}/{PROFILE}"))
+        gone(lambda: api.delete(f"{_CONFIG_MAPS}/{UNLOADING}"))
         for one in reversed(wanted):
             gone(lambda one=one: api.delete(path_of(one)))  # type: ignore[misc]
 
@@ -583,10 +583,9 @@ def rollouts(drivers: Drivers) -> Iterator[Rollouts]:
 
 
 def _profile() -> str:
-    """The shipped profile, of a driver whose container unloads it."""
+    """The shipped profile in its own name, which the DaemonSet names too, of a driver whose container unloads it."""
     shipped = (Path(profiles.__file__).parent / "rebellions.toml").read_text(encoding="utf-8")
-    named = shipped.replace('name = "rebellions"', f'name = "{PROFILE}"', 1)
-    return named.replace("namespace = ", "container_unloads = true\nnamespace = ", 1)
+    return shipped.replace("namespace = ", "container_unloads = true\nnamespace = ", 1)
 
 
 def _objects(policy: str) -> list[Json]:
@@ -595,11 +594,9 @@ def _objects(policy: str) -> list[Json]:
     only(objects, "PodDisruptionBudget")["apiVersion"] = policy
     spec = only(objects, "Deployment")["spec"]["template"]["spec"]
     (controller,) = spec["containers"]
-    env = {one["name"]: one for one in controller["env"]}
-    env["DRIVER_PROFILE"]["value"] = PROFILE
     controller["env"].append({"name": "PROFILE_FILE", "value": f"{_FOLDER}/profile.toml"})
     controller["volumeMounts"].append({"name": "profile", "mountPath": _FOLDER})
-    spec["volumes"].append({"name": "profile", "configMap": {"name": PROFILE}})
+    spec["volumes"].append({"name": "profile", "configMap": {"name": UNLOADING}})
     return objects
 
 
