@@ -647,7 +647,7 @@ class Limits:
         assert len(self.under_way) <= parallel, f"{len(self.under_way)} nodes are under way, maxParallel is {parallel}"
         is_retry = bool({uid, revision} & self._retried)
         failed = len(
-            self.failed.get(revision, set()) - {self._sim.nodes[one]["metadata"]["uid"] for one in self._skipped()}
+            self.failed.get(revision, set()) - {self._sim.nodes[one]["metadata"]["uid"] for one in self._outside()}
         )
         assert is_retry or failed < spec.get("failureThreshold", 1), f"{name} is taken after {failed} failed"
         self._retried.discard(uid)
@@ -664,13 +664,20 @@ class Limits:
         if most is None or name in away:
             return
         placed = {one for one, node in self._sim.nodes.items() if self._sim.daemon_set.admits(node)[0]}
-        ours = {one for one in self._sim.nodes if one in placed or self._sim.pods_of(one)} - self._skipped()
+        ours = {one for one in self._sim.nodes if one in placed or self._sim.pods_of(one)} - self._outside()
         amount = Amount(int(str(most).removesuffix("%")), str(most).endswith("%")).of(len(ours))
         count = len((away | self.under_way.keys()) & ours)
         assert count <= amount, f"{name} is taken with {count} unavailable, maxUnavailable is {most}"
 
-    def _skipped(self) -> set[str]:
-        return {name for name, node in self._sim.nodes.items() if _label(node, KEYS.skip) == "true"}
+    def _outside(self) -> set[str]:
+        """Nodes that a person skips, or that are being removed: they count for nothing."""
+        leaving = ("ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted")
+        return {
+            name
+            for name, node in self._sim.nodes.items()
+            if _label(node, KEYS.skip) == "true"
+            or any(taint["key"] in leaving for taint in (node.get("spec") or {}).get("taints", ()))
+        }
 
     def _restart(self, pod: Obj) -> None:
         name = _node_of(pod)
