@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
 MODULES = 115
-PACKAGE_LINES = 41_400
+PACKAGE_LINES = 41_450
 TEST_LINES = 82_000
 
 CHOICES_AMONG_STEPS = 9

@@ -284,7 +284,7 @@ _MUTANTS = {
     "tool-by-our-loader": Mutant(
         "the vendor's tool runs with the loader of its own root",
         "adapters/host/probe.py",
-        "    words = foreign_command(tool, (top, files.root), folders)\n",
+        "    words = foreign_command(tool, (files.path(root), files.root), folders)\n",
         "    words = (str(tool),)\n",
         ("unit/adapters/test_foreign.py::test_a_tool_is_run_by_the_loader_in_its_root_with_the_libraries_there",),
     ),
