@@ -74,6 +74,7 @@ def test_the_next_driver_pod_waits_for_the_reported_end_of_the_pod_that_cleared_
         finally:
             drivers.open_gate()
             drivers.load_as_deployed()
+            drivers.want(drivers.version)
     drivers.wait_serving()
     assert drivers.a_pod().restarts == 0
     drivers.replace_pod()
