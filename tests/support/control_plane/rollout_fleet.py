@@ -283,8 +283,9 @@ class RolloutFleet:
         return self.plane.audit(self.plane.rollout.name, since)
 
     def renewals(self, since: int) -> int:
-        """How often controllers have patched the Lease since a mark of the audit log: each time they took turns."""
-        return sum((one.verb, one.resource) == ("patch", "leases") for one in self.requests(since))
+        """How often this fleet's controllers have patched their Lease since a mark of the audit log."""
+        wanted = ("patch", "leases", self.lease)
+        return sum((one.verb, one.resource, one.name) == wanted for one in self.requests(since))
 
     def while_idle(self, renewals: int) -> set[tuple[str, str]]:
         """What controllers ask for during so many renewals of the Lease, once two went by with nothing but `IDLE`."""
