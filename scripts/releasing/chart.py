@@ -1,21 +1,25 @@
 """The Helm chart: its templates are generated from `deploy/`, for all vendors.
 
-Values, their schema and the helpers of the templates in `deploy/charts/driver-manager` are written by hand. As a
-program it writes the chart; `--check` reports outdated files.
+Values, their schema and the helpers of the templates in `deploy/charts/driver-manager` are written by hand, except the
+names of variables in the schema. As a program it writes the chart; `--check` reports outdated files.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import click
 import yaml
 
+from driver_manager.cli.main import cli
+from driver_manager.profiles import builtin
 from scripts.releasing import kustomize, layers
 from scripts.releasing.conditions import ALWAYS, REQUIRES, When
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, Json
@@ -24,8 +28,11 @@ CHECKOUT = Path(__file__).parents[2]
 CHART = CHECKOUT / "deploy/charts/driver-manager"
 HEADER = "{{- /* Made from deploy/ by scripts/chart. */ -}}\n"
 
-LEFT_OUT = "namespace"
-"""The component that the chart leaves out: the namespace of a Helm release exists before it."""
+OPTIONAL = (
+    *("rebooter-eviction", "safe-load", "clients", "node-condition", "metrics", "openshift", "openshift-rebooter"),
+    *("resource-quota", "network-policy", "rollout", "openshift-rollout", "admission-policy"),
+)
+"""The components that no overlay has, in the order in which they are applied."""
 
 VENDOR, NAMESPACE = "at.vendor", "at.namespace"
 WORDS = {
@@ -45,21 +52,35 @@ CONTAINERS = {
 }
 """The name of each container's own values."""
 
+COMMANDS = {
+    "manager": ("reconcile-driver-state",),
+    "healthWatch": ("health-watch",),
+    "rebooter": ("rebooter",),
+    "rollout": ("rollout", "controller"),
+}
+"""The command of each container of driver-manager: the schema of its `env` has the variables that the command reads."""
+
+NO_OPTIONS = (
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    *("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "LD_LIBRARY_PATH", "PATH", "SSL_CERT_FILE", "TZ"),
+)
+"""Further variables that these containers may have."""
+
 Source = tuple[str, Json, When]
 """The chart's file for an object, the object or patch, and its condition."""
 
 
 def offered() -> dict[str, dict[str, bool]]:
-    """For each vendor the components that its overlays name: True if used, False if only offered."""
+    """For each vendor the components that fit it: True if its overlay has the component."""
     found: dict[str, dict[str, bool]] = {}
     for vendor in OVERLAYS:
-        found[vendor] = {}
-        for folder in (vendor, f"{vendor}/rollout", f"{vendor}/admission-policy"):
-            lines = (DEPLOY / "overlays" / folder / "kustomization.yaml").read_text().splitlines()
-            for line in lines:
-                if named := re.fullmatch(r"  (# )?- (?:\.\./)+components/(\S+)", line):
-                    # The controller and the policies are optional: they have folders of their own.
-                    found[vendor][named[2]] = not named[1] and folder == vendor
+        body = kustomize.loaded(DEPLOY / "overlays" / vendor / "kustomization.yaml")[0]
+        found[vendor] = {Path(name).name: True for name in body["components"]}
+        for component in OPTIONAL:
+            needs_reboots = "rebooter" in REQUIRES.get(component, ())
+            lacks = component == "safe-load" and not builtin()[vendor].keys.safe_load
+            if not lacks and (found[vendor].get("rebooter") or not needs_reboots):
+                found[vendor][component] = False
     return found
 
 
@@ -145,8 +166,25 @@ def templates() -> dict[str, str]:
     version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]
     described = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["description"]
     files["Chart.yaml"] = CHART_YAML.format(version=version, description=described)
+    files["values.schema.json"] = _schema()
     files["crds/driverrollout.yaml"] = (DEPLOY / "components/rollout/crd.yaml").read_text()
     return files
+
+
+def _schema() -> str:
+    """The schema with the names of the variables of each container."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    for part, words in COMMANDS.items():
+        command: click.Command = cli
+        for word in words:
+            assert isinstance(command, click.Group)
+            found = command.get_command(click.Context(command), word)
+            assert found is not None, word
+            command = found
+        names = {name for one in command.params for name in one.envvar or ()}
+        rule = {"enum": sorted(names.union(NO_OPTIONS))}
+        schema["properties"][part]["properties"]["env"] = {**schema["definitions"]["env"], "propertyNames": rule}
+    return json.dumps(schema, indent=2) + "\n"
 
 
 CHART_YAML = """\
@@ -204,8 +242,6 @@ def _escaped(text: str) -> str:
 
 def _offered_template() -> str:
     offers = offered()
-    for names in offers.values():
-        names.pop(LEFT_OUT, None)
     table = {
         "offered": offers,
         "requires": {name: list(needed) for name, needed in REQUIRES.items()},

@@ -7,7 +7,6 @@ compares the two. Unknown fields are errors. Must not import the product.
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,11 +41,22 @@ _CLUSTER_WIDE = (
 _FIXED = ("Namespace", "CustomResourceDefinition")
 """Kinds whose names are never prefixed."""
 
+INSTANCE = "app.kubernetes.io/instance"
+"""The label of pods and selectors whose value is the workload's name, with its prefix."""
+
+_LABELS = f"matchLabels/{INSTANCE.replace('/', chr(92) + '/')}"
+_POD_LABELS = f"spec/template/metadata/{_LABELS.replace('matchLabels', 'labels')}"
 _NAMED = {
     ("SecurityContextConstraints", "ClusterRole", "rules/resourceNames"),
     ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "spec/policyName"),
+    *((kind, kind, path) for kind in ("DaemonSet", "Deployment") for path in (f"spec/selector/{_LABELS}", _POD_LABELS)),
+    ("Deployment", "Deployment", f"spec/template/spec/topologySpreadConstraints/labelSelector/{_LABELS}"),
+    ("Deployment", "PodDisruptionBudget", f"spec/selector/{_LABELS}"),
 }
-"""What names what beyond kustomize's own knowledge, as the components' `configurations` say."""
+"""What names what beyond kustomize's own knowledge, as the `configurations` say."""
+
+IN_NAMESPACE = "in-namespace"
+"""The component that sets the namespace of what others add. Here the overlay's transformer sets it."""
 
 _BINDINGS = ("RoleBinding", "ClusterRoleBinding")
 
@@ -105,12 +115,11 @@ def _built(folder: Path, under: list[Json], further: Iterable[Path] = ()) -> lis
         path = (folder / name).resolve()
         objects += _built(path, []) if path.is_dir() else loaded(path)
     for path in (*((folder / name).resolve() for name in body.get("components", [])), *further):
-        objects = _built(path, objects)
+        if path.name != IN_NAMESPACE:
+            objects = _built(path, objects)
     for patch in body.get("patches", []):
-        _must(patch.keys() <= {"path", "target"}, f"{folder}: {patch}")
-        patches = loaded(folder / patch["path"])
-        _must(all(_is_target(patch.get("target"), one) for one in patches), f"{folder}: {patch}")
-        objects = _patched(objects, patches)
+        _must(patch.keys() == {"path"}, f"{folder}: {patch}")
+        objects = _patched(objects, loaded(folder / patch["path"]))
     if "namePrefix" in body:
         objects = prefixed(objects, body["namePrefix"])
     if "namespace" in body:
@@ -122,14 +131,6 @@ def _built(folder: Path, under: list[Json], further: Iterable[Path] = ()) -> lis
     for replacement in body.get("replacements", []):
         _must(_is_identity(objects, replacement), f"{folder}: {replacement}")
     return objects
-
-
-def _is_target(target: Json | None, patch: Json) -> bool:
-    """True if a patch with this target is laid over the object that the patch itself names."""
-    if target is None:
-        return True
-    fits = re.fullmatch(target["name"], patch["metadata"]["name"])
-    return target.keys() == {"kind", "name"} and target["kind"] == patch["kind"] and fits is not None
 
 
 def _is_identity(objects: list[Json], replacement: Json) -> bool:
@@ -188,7 +189,19 @@ def prefixed(objects: list[Json], prefix: str) -> list[Json]:
         spec = pod_spec(one)
         if ("ServiceAccount", spec.get("serviceAccountName", "")) in own:
             spec["serviceAccountName"] = prefix + spec["serviceAccountName"]
+        _prefix_instances(one.get("spec"), prefix)
     return objects
+
+
+def _prefix_instances(value: Any, prefix: str) -> None:
+    """Labels and selectors, of which an expression is like `{key: …, operator: In, values: […]}`."""
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    if isinstance(value, dict) and INSTANCE in value:
+        value[INSTANCE] = prefix + value[INSTANCE]
+    if isinstance(value, dict) and value.get("key") == INSTANCE:
+        value["values"] = [prefix + name for name in value["values"]]
+    for one in inner:
+        _prefix_instances(one, prefix)
 
 
 def _prefix_in_rules(role: Json, prefix: str, own: set[tuple[str, str]]) -> None:

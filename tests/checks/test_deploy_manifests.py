@@ -22,8 +22,8 @@ from driver_manager.domain import settings
 from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION, read
 from driver_manager.domain.profile import Strategy
 from driver_manager.profiles import builtin
-from scripts.releasing import kustomize
-from scripts.releasing.kustomize import DEPLOY, EXAMPLES, NAMESPACES, OVERLAYS, POLICIES, ROLLOUTS, Json, only, render
+from scripts.releasing import chart, kustomize
+from scripts.releasing.kustomize import DEPLOY, EXAMPLES, OVERLAYS, ROLLOUTS, Json, only, render
 from tests.support.deploy.renderings import FLEETS, SETS, kustomized
 from tests.support.docs.console import commands
 from tests.support.docs.markdown import DOCS, ROOT
@@ -31,7 +31,7 @@ from tests.support.fakes.rollout_objects import zones
 
 PROFILES = builtin()
 IMAGE_TAG = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-COMPONENTS = sorted(path.name for path in (DEPLOY / "components").iterdir())
+COMPONENTS = sorted(path.name for path in (DEPLOY / "components").iterdir() if path.name != kustomize.IN_NAMESPACE)
 KNOWN = {name for _, group in settings.HEADINGS for setting in group for name in (setting.env, *setting.also)}
 WITH_PORTS = [*((overlay, ("metrics",)) for overlay in OVERLAYS), *((rollout, ()) for rollout in ROLLOUTS)]
 DRIVERS = {"rebellions-driver": "rebellions", "nvidia-driver": "nvidia", "ascend-driver": "ascend"}
@@ -85,10 +85,9 @@ def test_what_the_renderer_does_not_understand_is_refused(tmp_path: Path, monkey
         render("rebellions")
 
 
-def test_every_component_is_offered_by_an_overlay() -> None:
-    folders = (*OVERLAYS, *ROLLOUTS, *NAMESPACES, *POLICIES)
-    texts = [(DEPLOY / "overlays" / name / "kustomization.yaml").read_text() for name in folders]
-    assert {name for text in texts for name in re.findall(r"components/(\S+)", text)} == set(COMPONENTS)
+def test_every_component_fits_an_overlay() -> None:
+    fitting = {name for names in chart.offered().values() for name in names}
+    assert fitting == set(COMPONENTS) - {"namespace"}
 
 
 @each_overlay
@@ -295,7 +294,8 @@ def test_network_policy_and_quota_are_for_every_pod_and_port(overlay: str, furth
     (about,) = quota["scopeSelector"]["matchExpressions"]
     assert (about["scopeName"], about["operator"]) == ("PriorityClass", "In")
     for template in templates(render(overlay, *further)):
-        assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        (instances,) = policy["podSelector"]["matchExpressions"]
+        assert template["metadata"]["labels"][instances["key"]] in instances["values"]
         assert {port["name"] for one in template["spec"]["containers"] for port in one.get("ports", [])} <= open_ports
         assert template["spec"]["priorityClassName"] in about["values"]
 
@@ -498,10 +498,9 @@ def test_an_example_changes_its_overlays_driver_container_alone(example: str, ov
 def test_a_kernels_daemon_set_selects_its_own_nodes_and_its_own_pods() -> None:
     name = f"linux-{KERNEL.replace('.', '-')}-rebellions-driver"
     spec = only(kustomize.render_example("rebellions-one-kernel"), "DaemonSet", name)["spec"]
-    plain = only(render("rebellions"), "DaemonSet", "rebellions-driver")["spec"]
-    labels = spec["selector"]["matchLabels"].items()
-    assert labels <= spec["template"]["metadata"]["labels"].items()
-    assert [value for _, value in labels - plain["selector"]["matchLabels"].items()] == [KERNEL]
+    labels = spec["selector"]["matchLabels"]
+    assert labels.items() <= spec["template"]["metadata"]["labels"].items()
+    assert labels["app.kubernetes.io/instance"] == name
     selector = {"rebellions.ai/npu.deploy.driver": "true", "feature.node.kubernetes.io/kernel-version.full": KERNEL}
     assert spec["template"]["spec"]["nodeSelector"] == selector
 

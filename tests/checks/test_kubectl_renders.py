@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable
-from itertools import combinations
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 import yaml
 
+from scripts.releasing.chart import offered
 from scripts.releasing.kustomize import DEPLOY, EXAMPLES, OVERLAYS, Json, only, render, render_example
-from tests.support.deploy.meaning import canonical
+from tests.support.deploy.meaning import canonical, is_selected, pods_of, selectors
 from tests.support.deploy.renderings import FLEETS, SETS, SPACES, kustomized
 
 MEANT_TO_BE_SHARED = ("Namespace", "CustomResourceDefinition")
 FOLDERS = ("rollout", "admission-policy")
 """Of an overlay, to be applied beside it."""
-
-NEEDED = ("rebooter", "openshift")
-"""Components that others need come before them."""
 
 
 def names(objects: Iterable[Json]) -> set[tuple[str, str]]:
@@ -29,9 +26,13 @@ def names(objects: Iterable[Json]) -> set[tuple[str, str]]:
 
 
 def assert_apart(rendered: dict[str, list[Json]]) -> None:
-    """No two vendors share a name, and no binding refers to what is not among a vendor's objects."""
-    for one, other in combinations(rendered, 2):
+    """No two vendors share a name or select each other's pods, and no binding refers to what is not a vendor's."""
+    for one, other in permutations(rendered, 2):
         assert names(rendered[one]) & names(rendered[other]) == set(), (one, other)
+        pods = [*pods_of(rendered[other])]
+        assert len(pods) > 1
+        for chosen in (each for part in rendered[one] for each in selectors(part)):
+            assert not [labels for labels in pods if is_selected(chosen, labels)], (chosen, other)
     for objects in rendered.values():
         bindings = [one for one in objects if "roleRef" in one]
         referred = {(each["kind"], each["name"]) for one in bindings for each in (one["roleRef"], *one["subjects"])}
@@ -39,11 +40,23 @@ def assert_apart(rendered: dict[str, list[Json]]) -> None:
 
 
 def missing(overlay: str) -> list[str]:
-    """The components that the overlay lacks and that are not in a folder of it, in the order in which they go."""
-    every = {path.name for path in (DEPLOY / "components").iterdir()} - {"namespace", *FOLDERS}
-    body = yaml.safe_load((DEPLOY / "overlays" / overlay / "kustomization.yaml").read_text())
-    lacking = every - {Path(one).name for one in body["components"]}
-    return sorted(lacking, key=lambda name: (name not in NEEDED, name))
+    """The components that fit the overlay, and that neither it nor a folder of it has, in their order."""
+    return [name for name, has in offered()[overlay].items() if not has and name not in FOLDERS]
+
+
+def on_top(overlay: str, components: Iterable[str], folder: Path) -> list[Json]:
+    """What kubectl makes of a user's overlay in `folder`, beside deploy/, with the vendor's and these components."""
+    shutil.copytree(DEPLOY, folder / "deploy", dirs_exist_ok=True)
+    body = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [f"../deploy/overlays/{name}" for name in overlay.split()],
+        "components": [f"../deploy/components/{name}" for name in components],
+    }
+    mine = folder / overlay.split(maxsplit=1)[0].replace("/", "-")
+    mine.mkdir()
+    (mine / "kustomization.yaml").write_text(yaml.safe_dump(body))
+    return kustomized(mine)
 
 
 def test_overlays_with_all_components_share_no_name() -> None:
@@ -62,23 +75,15 @@ def test_overlays_with_all_components_share_no_name() -> None:
 @pytest.mark.submission
 @pytest.mark.shares(3)
 def test_overlays_of_ones_own_with_all_components_share_no_name(tmp_path: Path) -> None:
-    shutil.copytree(DEPLOY, tmp_path / "deploy")
     rendered = {}
     for overlay in OVERLAYS:
-        transformer = yaml.safe_load((DEPLOY / "overlays" / overlay / "default-namespace.yaml").read_text())
         namespace = only(render(f"{overlay}/namespace"), "Namespace")["metadata"]["name"]
-        assert transformer["metadata"]["namespace"] == namespace
-        body = {
-            "apiVersion": "kustomize.config.k8s.io/v1beta1",
-            "kind": "Kustomization",
-            "resources": [f"../deploy/overlays/{overlay}{folder}" for folder in ("", *(f"/{one}" for one in FOLDERS))],
-            "components": [f"../deploy/components/{name}" for name in missing(overlay)],
-            "transformers": [yaml.safe_dump(transformer)],
-        }
-        (tmp_path / overlay).mkdir()
-        (tmp_path / overlay / "kustomization.yaml").write_text(yaml.safe_dump(body))
-        rendered[overlay] = kustomized(tmp_path / overlay)
+        rendered[overlay] = on_top(
+            " ".join((overlay, *(f"{overlay}/{one}" for one in FOLDERS))), missing(overlay), tmp_path
+        )
         assert [name for _, name in names(rendered[overlay]) if not name.startswith(f"{overlay}-")] == []
+        spaces = {one["metadata"].get("namespace", namespace) for one in rendered[overlay]}
+        assert spaces <= {namespace, "default"}
     assert_apart(rendered)
 
 
@@ -88,13 +93,11 @@ def test_overlays_of_ones_own_with_all_components_share_no_name(tmp_path: Path) 
     ("overlay", "further"), SETS + FLEETS + SPACES, ids=lambda part: "+".join(part) if part else ""
 )
 def test_what_the_tests_render_is_what_kubectl_renders(overlay: str, further: tuple[str, ...], tmp_path: Path) -> None:
-    shutil.copytree(DEPLOY, tmp_path / "deploy")
-    folder = tmp_path / "deploy/overlays" / overlay
-    body = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    added = (os.path.relpath(DEPLOY / "components" / name, DEPLOY / "overlays" / overlay) for name in further)
-    body["components"] = [*body["components"], *added]
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(body))
-    assert canonical(kustomized(folder)) == canonical(render(overlay, *further))
+    vendor = overlay.partition("/")[0]
+    # A component takes the namespace from the account of the vendor's overlay, so that one comes with it.
+    beside = f" {vendor}" if further and vendor != overlay else ""
+    wanted = [*render(overlay, *further), *(render(vendor) if beside else [])]
+    assert canonical(on_top(overlay + beside, further, tmp_path)) == canonical(wanted)
 
 
 @pytest.mark.shares(3)
