@@ -120,7 +120,11 @@ def test_a_change_in_deploy_shows_as_drift(tmp_path: Path, monkeypatch: pytest.M
         ("nvdia", {}, "at '/vendor': value must be one of"),
         ("nvidia", {"metricz": {"enabled": True}}, "'metricz' not allowed"),
         ("nvidia", {"manager": {"env": {"LOG_LEVEL": True}}}, "at '/manager/env/LOG_LEVEL': got boolean"),
-        ("nvidia", {"manager": {"env": {"A B": "x"}}}, "A B"),
+        ("nvidia", {"manager": {"env": {"ENABLE_NPU_POD_EVICTON": "true"}}}, "ENABLE_NPU_POD_EVICTON"),
+        ("nvidia", {"healthWatch": {"env": {"EVICT_HOLDERS": "true"}}}, "EVICT_HOLDERS"),
+        ("ascend", {"rebooter": {"env": {"AUTO_UPGRAD": "true"}}}, "AUTO_UPGRAD"),
+        ("ascend", {"rollout": {"env": {"AUTO_UPGRADE": "true"}}}, "AUTO_UPGRADE"),
+        ("nvidia", {"driver": {"env": {"A B": "x"}}}, "A B"),
         ("nvidia", {"image": {"tag": 1.5}}, "at '/image/tag': got number, want string"),
         ("nvidia", {"image": {"digest": "1234"}}, "at '/image/digest'"),
         ("nvidia", {"rollout": {"replicas": 0}}, "at '/rollout/replicas': minimum"),
@@ -183,7 +187,8 @@ def test_values_reach_what_they_are_about(helm: Helm) -> None:
     assert (mount in manager["volumeMounts"], manager["resources"]) == (True, {"limits": {"memory": "1Gi"}})
     for name in ("ascend-driver", "ascend-driver-rebooter"):
         pod = found["DaemonSet", "x", name]["spec"]["template"]["spec"]
-        assert (pod["nodeSelector"], pod["tolerations"]) == (values["nodeSelector"], values["tolerations"])
+        selector = {"openfuyao.com/npu.present": "true", "pool": "npu"}
+        assert (pod["nodeSelector"], pod["tolerations"]) == (selector, values["tolerations"])
         assert values["volumes"][0] in pod["volumes"]
         assert pod["imagePullSecrets"] == [{"name": "pull"}]
     assert found["Deployment", "x", "ascend-driver-rollout"]["spec"]["replicas"] == 3

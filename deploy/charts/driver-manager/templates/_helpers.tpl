@@ -51,7 +51,7 @@ Whether a component is there: (list . "metrics"). By its value, and where that i
 {{- if $isController }}
 {{- with $root.Values.rollout.replicas }}{{ $_ := set $object.spec "replicas" . }}{{ end }}
 {{- else }}
-{{- with $root.Values.nodeSelector }}{{ $_ := set $template.spec "nodeSelector" . }}{{ end }}
+{{- $_ := set $template.spec "nodeSelector" (merge (deepCopy $root.Values.nodeSelector) $template.spec.nodeSelector) }}
 {{- with $root.Values.tolerations }}{{ $_ := set $template.spec "tolerations" . }}{{ end }}
 {{- with $root.Values.volumes }}{{ $_ := set $template.spec "volumes" (concat $template.spec.volumes .) }}{{ end }}
 {{- end }}
