@@ -68,7 +68,7 @@ from driver_manager.profiles import meaning
 
 @command("holders", "List the processes that use the device.")
 @output_option
-@with_options(settings.CLUSTER, settings.HOST, settings.LOGGING)
+@with_options(settings.CLUSTER, settings.HOST, settings.LOGGING, typed=settings.TYPED_BY_HAND)
 def holders_command(*, output: str, values: Values) -> int:
     """List the processes that have the device open or mapped, with their pods and containers. Changes nothing.
 
@@ -403,7 +403,13 @@ def schema_command() -> int:
     "--ignore-journal", is_flag=True, help="Restore the labels from their paused values; drop an unreadable journal."
 )
 @output_option
-@with_options(settings.CLUSTER, (settings.TAKE_OVER,), settings.HOST, settings.LOGGING)
+@with_options(
+    settings.CLUSTER,
+    (settings.TAKE_OVER,),
+    settings.HOST,
+    settings.LOGGING,
+    typed=(*settings.TYPED_BY_HAND, settings.TAKE_OVER),
+)
 def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values: Values) -> int:
     """Release this node: restore the labels that its journal records, lift the run's cordon, remove the journal.
 

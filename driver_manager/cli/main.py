@@ -175,7 +175,7 @@ def run(argv: list[str]) -> int:
     try:
         result: Any = cli.main(argv, prog_name="driver-manager", standalone_mode=False, obj=tuple(argv))
     except click.exceptions.Abort:
-        return _fail(argv, ExitCode.STANDING_DOWN, "interrupted", "Nothing was changed.")
+        return _fail(ExitCode.STANDING_DOWN, "interrupted", "Nothing was changed.")
     except click.exceptions.NoArgsIsHelpError as error:
         with contextlib.suppress(OSError):
             click.echo(error.format_message(), err=True)
@@ -199,7 +199,7 @@ def _end(argv: list[str], error: ManagerError) -> int:
         body |= {"exitCode": int(error.exit_code), **error.facts}
         with contextlib.suppress(ConfigError):  # the log has the error too
             put(json_text(body, indent=2))
-    return _fail(argv, error.exit_code, error.what, error.remedy)
+    return _fail(error.exit_code, error.what, error.remedy)
 
 
 def _wants_json(argv: list[str]) -> bool:
@@ -207,21 +207,15 @@ def _wants_json(argv: list[str]) -> bool:
     return any(form in words for form in ("-o json", "-ojson", "--output json", "--output=json"))
 
 
-def _option(argv: list[str], option: Setting[str]) -> str:
-    """The value of an option that click has not parsed: flag before environment before default."""
-    for number, word in enumerate(argv):
-        if word == option.flag and number + 1 < len(argv):
-            return argv[number + 1]
-        if word.startswith(f"{option.flag}="):
-            return word.partition("=")[2]
-    return os.environ.get(option.env) or str(option.default or option.unset)
+def _read(setting: Setting[str]) -> str:
+    """The value of a setting that click has not read, as it has no option."""
+    return os.environ.get(setting.env) or str(setting.default)
 
 
-def _fail(argv: list[str], code: ExitCode, what: str, remedy: str) -> int:
-    wanted = _option(argv, LOG_FORMAT)
+def _fail(code: ExitCode, what: str, remedy: str) -> int:
+    wanted = _read(LOG_FORMAT)
     as_json = wanted == "json" or (wanted != "text" and not sys.stderr.isatty())
-    path = _option(argv, TERMINATION_LOG)
-    return LogForm(as_json, termination_log=path).fail(time.time, code, what, remedy)
+    return LogForm(as_json, termination_log=_read(TERMINATION_LOG)).fail(time.time, code, what, remedy)
 
 
 # Completion of `kubectl driver-rollout`.

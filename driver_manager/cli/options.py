@@ -16,7 +16,15 @@ import click
 from driver_manager.adapters.report.log import allows_colour, for_terminal, outlet_of
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.settings import DRIVER_LOAD, DRIVER_PROFILE, HEADINGS, AnySetting, SettingKind, Values
+from driver_manager.domain.settings import (
+    DRIVER_LOAD,
+    DRIVER_PROFILE,
+    HEADINGS,
+    ONLY_VARIABLES,
+    AnySetting,
+    SettingKind,
+    Values,
+)
 from driver_manager.domain.text import json_text, parse_duration, spoken, words_on_one_line
 from driver_manager.domain.wire import seconds_of, written_time
 
@@ -25,6 +33,7 @@ from driver_manager.domain.wire import seconds_of, written_time
 _SENTENCE_END = re.compile(r"(?<=\.)(?<!e\.g\.) ")
 
 OWN = "Options"
+VARIABLES = "Variables without an option (docs/reference.md)"
 ALL = "--help-all"
 FLAG_COLUMNS = 34
 """The text of a wider flag is on the next line."""
@@ -35,22 +44,34 @@ def first_sentence(text: str) -> str:
 
 
 class SettingOption(click.Option):
-    """An option made from a Setting. Its help ends with the variable and the default."""
+    """An option made from a Setting. Its help ends with the variable and the default.
+
+    A hidden one is no option of its command: only its variable is read.
+    """
 
     def __init__(self, *args: Any, setting: AnySetting, **known: Any) -> None:
         super().__init__(*args, **known)
         self.setting = setting
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        return (self.setting.env, *self.setting.also)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        if not self.hidden:
+            super().add_to_parser(parser, ctx)
+
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """The flag and its variables: manifests set the variable, not the flag."""
-        return f"{super().get_error_hint(ctx)} ({' or '.join([self.setting.env, *self.setting.also])})"
+        variables = " or ".join(self.variables)
+        return variables if self.hidden else f"{super().get_error_hint(ctx)} ({variables})"
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """The flag with its metavar, and the help, of which `--help` shows the first sentence."""
         setting, is_whole = self.setting, bool(ctx.meta.get(ALL))
         takes = "" if setting.kind is SettingKind.FLAG else f" {self.make_metavar(ctx)}"
         text = setting.help if is_whole else first_sentence(setting.help)
-        notes = ", ".join([setting.env, *setting.also]) if is_whole else setting.env
+        notes = ", ".join(self.variables) if is_whole else setting.env
         if setting.default not in (None, False):
             notes += f"; default: {setting.default}"
         flag = ", ".join(filter(None, (setting.short, setting.flag)))
@@ -64,14 +85,30 @@ class ScreenCommand(click.Command):
         found = super().get_params(ctx)
         return [*found, _HELP_ALL] if any(not _is_common(one) for one in found) else found
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click. Raises ConfigError that names the variable of an option that this command does not have."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hidden = (one for one in self.params if isinstance(one, SettingOption) and one.hidden)
+            variable = next((one.setting.env for one in hidden if error.option_name in one.opts), "")
+            if not variable:
+                raise
+            what = f"{error.option_name} is not an option of {ctx.command_path}"
+            raise ConfigError(what, f"Set the variable {variable}.") from None
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
-        shown = [option for option in options if ctx.meta.get(ALL) or _is_common(option)]
+        hidden = [one for one in options if isinstance(one, SettingOption) and one.hidden]
+        shown = [one for one in options if one not in hidden and (ctx.meta.get(ALL) or _is_common(one))]
         for heading in (OWN, *dict(HEADINGS)):
             rows = [option.get_help_record(ctx) for option in shown if _heading(option) == heading]
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl([row for row in rows if row is not None], FLAG_COLUMNS)
+        if hidden and ctx.meta.get(ALL):
+            with formatter.section(VARIABLES):
+                formatter.write_text(", ".join(name for one in hidden for name in one.variables))
 
 
 def _heading(option: click.Option) -> str:
@@ -79,7 +116,7 @@ def _heading(option: click.Option) -> str:
 
 
 def _is_common(option: click.Parameter) -> bool:
-    return not isinstance(option, SettingOption) or option.setting.is_common
+    return not isinstance(option, SettingOption) or (option.setting.is_common and not option.hidden)
 
 
 def _show_all(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
@@ -98,9 +135,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 
 
-def command(name: str, short_help: str) -> Callable[[Callable[..., int]], ScreenCommand]:
+def command(name: str, short_help: str, **known: Any) -> Callable[[Callable[..., int]], ScreenCommand]:
     """Decorator for the command `name`; `short_help` is its line in the list of commands."""
-    return click.command(name, cls=ScreenCommand, short_help=short_help)
+    return click.command(name, cls=ScreenCommand, short_help=short_help, **known)
 
 
 class Duration(click.ParamType[float]):
@@ -167,9 +204,15 @@ def _type_of(setting: AnySetting) -> Any:
             return click.STRING
 
 
-def with_options(*groups: Iterable[AnySetting]) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Decorator that adds every setting of `groups` as an option; the command gets their `values`."""
+def with_options(
+    *groups: Iterable[AnySetting], typed: Iterable[AnySetting] | None = None
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Decorator that adds every setting of `groups`; the command gets their `values`.
+
+    Those of `typed`, by default every one that people type, have an option; the others only their variable.
+    """
     settings = [setting for group in groups for setting in group]
+    with_option = [one for one in settings if one.env not in ONLY_VARIABLES] if typed is None else list(typed)
 
     def decorate(command: Callable[..., R]) -> Callable[..., R]:
         @functools.wraps(command)
@@ -184,6 +227,7 @@ def with_options(*groups: Iterable[AnySetting]) -> Callable[[Callable[..., R]], 
                 setting.name,
                 cls=SettingOption,
                 setting=setting,
+                hidden=setting not in with_option,
                 envvar=[setting.env, *setting.also],
                 type=_type_of(setting),
                 is_flag=setting.kind is SettingKind.FLAG,

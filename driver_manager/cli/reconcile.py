@@ -204,7 +204,18 @@ def _run(values: Values, mode: Mode, output: str) -> int:
 @command("plan", "Print what a reconcile would do now, and why.")
 @mode_option
 @output_option
-@with_options(*RUN_OPTIONS, (settings.VFIO_BIND,))
+@with_options(
+    *RUN_OPTIONS,
+    (settings.VFIO_BIND,),
+    typed=(
+        *settings.TYPED_BY_HAND,
+        settings.DRIVER_LOAD,
+        settings.DRIVER_ROOT,
+        settings.DRIVER_CONFIG_DIGEST,
+        settings.ENABLE_NPU_POD_EVICTION,
+        settings.FORCE_REINSTALL,
+    ),
+)
 def plan_command(*, mode: str, output: str, values: Values) -> int:
     """Print what reconcile-driver-state, or reconcile-vfio-state, would do now, and why. Changes nothing."""
     return _show_plan(values, Mode(mode), output)

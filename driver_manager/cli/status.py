@@ -568,7 +568,7 @@ def _slot_text(slot: Json) -> str:
 @command("status", "Show the driver's state and what needs attention.")
 @click.option("--probe", is_flag=True, help="Run the vendor's tool now, for the health of each device.")
 @output_option
-@with_options(*RUN_OPTIONS, (settings.REBOOT_ATTEMPTS_WINDOW, settings.VFIO_BIND))
+@with_options(*RUN_OPTIONS, (settings.REBOOT_ATTEMPTS_WINDOW, settings.VFIO_BIND), typed=settings.TYPED_BY_HAND)
 def status_command(*, probe: bool, output: str, values: Values) -> int:
     """Show this node: the driver's state, since when and why; what needs attention; then all facts.
 

@@ -125,6 +125,17 @@ class Values:
         return self[setting] if setting in self._values else otherwise
 
 
+ONLY_VARIABLES = frozenset(
+    {
+        *("POD_NAME", "POD_NAMESPACE", "API_TIMEOUT", "NODE_LABEL_FOR_NPU_POD_EVICTION", "NODE_STATE", "LOG_FORMAT"),
+        *("PROC_ROOT", "SYS_ROOT", "DEV_ROOT", "DRIVER_VERSION", "EVIDENCE_DIR", "CLIENT_SELECTOR", "VFIO_BIND"),
+        *("WAIT_FOR_COMPLETION_TIMEOUT", "OPERATOR_TIMEOUT", "HEALTH_WATCH_READY_FILE", "TERMINATION_LOG"),
+        *("REBOOT_MIN_UPTIME", "REBOOT_ATTEMPTS", "REBOOT_ATTEMPTS_WINDOW", "REBOOT_TIME_ZONE", "REBOOT_COMMAND"),
+        "REBOOT_GRACE",
+    }
+)
+"""Settings of manifests, which people do not type: no command has an option for them."""
+
 API_TIMEOUT_S = 60.0
 BY_HAND_API_TIMEOUT_S = 5.0
 """For commands that only read: a person waits for the answer."""
@@ -171,6 +182,9 @@ HOST_ROOT = HOST.text("HOST_ROOT", "The host's root. Default: /host where the ho
 PROC_ROOT = HOST.text("PROC_ROOT", "The host's /proc. Default: below the host root.")
 SYS_ROOT = HOST.text("SYS_ROOT", "The host's /sys. Default: below the host root.")
 DEV_ROOT = HOST.text("DEV_ROOT", "The host's /dev. Default: below the host root.")
+
+TYPED_BY_HAND = (NODE_NAME, KUBECONFIG, DRIVER_PROFILE, PROFILE_FILE, HOST_ROOT)
+"""Those that have an option in the commands for people on a node."""
 
 DRIVER = Group("Driver")
 
@@ -338,7 +352,7 @@ MAX_CONCURRENT_REBOOTS = REBOOTER.count(
 )
 REBOOT_MIN_UPTIME = REBOOTER.duration("REBOOT_MIN_UPTIME", "Minimum uptime of a host before it is rebooted.", "600")
 REBOOT_ATTEMPTS = REBOOTER.count(
-    "REBOOT_ATTEMPTS", "Maximum number of reboots within --reboot-attempts-window; then it escalates.", "3"
+    "REBOOT_ATTEMPTS", "Maximum number of reboots within REBOOT_ATTEMPTS_WINDOW; then it escalates.", "3"
 )
 REBOOT_ATTEMPTS_WINDOW = REBOOTER.duration("REBOOT_ATTEMPTS_WINDOW", "How long a reboot counts as an attempt.", "24h")
 REBOOT_WINDOWS = REBOOTER.text(

@@ -129,8 +129,8 @@ class BigFleet:
         last_line = folder / "last-line"
         last_line.touch()
         argv = [sys.executable, "-m", "driver_manager", "rollout", "controller", "--profile", PROFILE.name]
-        argv += ["--namespace", NAMESPACE, "--log-format", "text", "--log-level", "warning"]
-        return Running(argv, {"PATH": "/usr/bin:/bin", **self.account}, last_line)
+        argv += ["--namespace", NAMESPACE, "--log-level", "warning"]
+        return Running(argv, {"PATH": "/usr/bin:/bin", "LOG_FORMAT": "text", **self.account}, last_line)
 
 
 @contextmanager

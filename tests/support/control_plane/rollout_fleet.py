@@ -237,10 +237,10 @@ class RolloutFleet:
         options = ["--profile", self._profile, "--namespace", NAMESPACE]
         if self.lease != rollout_lease(self._profile):
             options += ["--lease-name", self.lease]
-        return ["rollout", "controller", *options, "--log-format", "text"]
+        return ["rollout", "controller", *options]
 
     def _environment(self, server: str | None, token: str = "") -> dict[str, str]:
-        return self.plane.service_account(token or self.plane.rollout.token, server)
+        return {"LOG_FORMAT": "text", **self.plane.service_account(token or self.plane.rollout.token, server)}
 
     def _last_line(self, name: str) -> Path:
         found = self.folder / f"{name}-{uuid.uuid4().hex[:6]}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from driver_manager import schemas
@@ -161,7 +162,38 @@ GROUP: LazyGroup = cli
 
 
 def commands() -> dict[str, click.Command]:
-    return dict(GROUP.each())
+    """All commands but the hidden ones."""
+    return {name: command for name, command in GROUP.each() if not command.hidden}
+
+
+class Counts(Struct):
+    """Long options of each command with --help, all different ones of all commands, and words of each page."""
+
+    options: dict[str, int]
+    distinct: int
+    words: dict[str, int]
+
+
+def counts() -> Counts:
+    options = {name: _long_options(command) for name, command in commands().items()}
+    every = set[str]().union(*(_long_options(command) for _, command in GROUP.each()))
+    paths = (*sorted(DOCS.glob("*.md")), ROOT / "README.md")
+    words = {path.name: len(path.read_text(encoding="utf-8").split()) for path in paths}
+    return Counts({name: len(found) for name, found in options.items()}, len(every), words)
+
+
+def _long_options(command: click.Command) -> set[str]:
+    shown = command.get_params(click.Context(command))
+    names = (name for one in shown if isinstance(one, click.Option) and not one.hidden for name in one.opts)
+    return {name for name in names if name.startswith("--")}
+
+
+def _print_counts() -> None:
+    found = counts()
+    print(f"{len(found.options)} commands, {found.distinct} different long options")
+    print("".join(f"{number:6} options  {name}\n" for name, number in found.options.items()), end="")
+    print("".join(f"{number:6} words    {name}\n" for name, number in found.words.items()), end="")
+    print(f"{sum(found.words.values()):6} words    in all")
 
 
 def takers(setting: AnySetting) -> list[str]:
@@ -192,11 +224,15 @@ def _options() -> Iterator[str]:
     yield OPTIONS
     for heading, group in settings.HEADINGS:
         rows = [
-            (codes((one.env, *one.also)), code(one.flag), _takes(one), _default(one), _of(takers(one)), _help(one))
+            (codes((one.env, *one.also)), _flag(one), _takes(one), _default(one), _of(takers(one)), _help(one))
             for one in group
         ]
         yield f"### {heading}\n\n" + table(("environment", "flag", "takes", "default", "commands", "what"), rows)
     yield _own_options()
+
+
+def _flag(setting: AnySetting) -> str:
+    return "" if setting.env in settings.ONLY_VARIABLES else code(setting.flag)
 
 
 def _takes(setting: AnySetting) -> str:
@@ -396,4 +432,7 @@ def pages() -> Mapping[Path, str]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--count"]:
+        _print_counts()
+        sys.exit()
     sys.exit(main(SCRIPT, pages))

@@ -423,8 +423,8 @@ def clearing_controller(plane: ControlPlane, folder: Path) -> Iterator[None]:
     profile.write_text(text.replace("namespace = ", "container_unloads = true\nnamespace = ", 1))
     (folder / "controller").touch()
     argv = [sys.executable, "-m", "driver_manager", "rollout", "controller", "--profile", "unloading"]
-    argv += ["--profile-file", str(profile), "--namespace", NAMESPACE, "--lease-name", ROLLOUT, "--log-format", "text"]
-    env = {"PATH": "/usr/bin:/bin", **plane.service_account(plane.rollout.token)}
+    argv += ["--profile-file", str(profile), "--namespace", NAMESPACE, "--lease-name", ROLLOUT]
+    env = {"PATH": "/usr/bin:/bin", "LOG_FORMAT": "text", **plane.service_account(plane.rollout.token)}
     controller = Running(argv, env, folder / "controller")
     try:
         yield

@@ -215,7 +215,7 @@ def test_all_addresses_of_a_name_share_one_limit(monkeypatch: pytest.MonkeyPatch
 RUN = """
 import sys
 from driver_manager.cli import main
-sys.exit(main.run(["reconcile-driver-state", "--api-timeout", "1s", "--termination-log", ""]))
+sys.exit(main.run(["reconcile-driver-state"]))
 """
 
 
@@ -227,6 +227,7 @@ def test_a_run_ends_whatever_the_server_sends(mode: str, tmp_path: Path) -> None
     with server(serve) as there:
         (tmp_path / "config").write_text(kubeconfig(server=f"http://127.0.0.1:{there.port}"))
         env = {"NODE_NAME": "n", "HOST_ROOT": str(tmp_path), "KUBECONFIG": str(tmp_path / "config")}
+        env["API_TIMEOUT"] = "1s"
         begun_s = time.monotonic()
         argv = [sys.executable, "-c", RUN]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
@@ -446,7 +447,7 @@ from pathlib import Path
 from driver_manager.adapters.kube import transport
 transport.SERVICE_ACCOUNT = Path(sys.argv[1])
 from driver_manager.cli import main
-code = main.run(["reconcile-driver-state", "--api-timeout", "0s", "--termination-log", ""])
+code = main.run(["reconcile-driver-state"])
 print(json.dumps({"code": code, "modules": sorted({name.partition(".")[0] for name in sys.modules})}))
 """
 
@@ -455,7 +456,7 @@ print(json.dumps({"code": code, "modules": sorted({name.partition(".")[0] for na
 def test_a_reconcile_in_a_pod_imports_no_library_for_its_requests(
     tmp_path: Path, identity: tuple[bytes, ssl.SSLContext]
 ) -> None:
-    env = {**variables(1), "NODE_NAME": "n", "HOST_ROOT": str(tmp_path)}
+    env = {**variables(1), "NODE_NAME": "n", "HOST_ROOT": str(tmp_path), "API_TIMEOUT": "0s"}
     argv = [sys.executable, "-c", IMPORTING, str(make_account(tmp_path / "account", "t", identity[0]))]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
     said = json.loads(done.stdout.splitlines()[-1])

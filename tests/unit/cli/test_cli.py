@@ -44,27 +44,42 @@ def errors(captured: str) -> list[str]:
         (["undo"], "No such command 'undo'. Did you mean 'rollout undo'?"),
         (["status", "--kubeconfg", "x"], "No such option '--kubeconfg'. Did you mean '--kubeconfig'?"),
         (["rollout", "undo", "--namespce", "n"], "No such option '--namespce'. Did you mean '--namespace'?"),
+        (["status", "--log-format", "text"], "--log-format is not an option of driver-manager status"),
+        (["holders", "--sys-root=/x"], "--sys-root is not an option of driver-manager holders"),
+        (["reconcile-driver-state", "--pod-name", "x"], "--pod-name is not an option of driver-manager reconcile-"),
         (["--no-such-option"], "No such option"),
         (["plan", "--no-such-option"], "No such option"),
         (["plan", "extra"], "unexpected extra argument"),
-        (["plan", "--reconcile-deadline"], "requires an argument"),
-        (["plan", "--reconcile-deadline", "soon"], "'soon' is not a duration such as 90, 30s, 5m or 1h30m"),
-        (["plan", "--reconcile-deadline", "-5m"], "'-5m' is not a duration"),
-        (["plan", "--reconcile-deadline", "721h"], "longer than 30 days"),
+        (["reconcile-driver-state", "--reconcile-deadline"], "requires an argument"),
+        (
+            ["reconcile-driver-state", "--reconcile-deadline", "soon"],
+            "'soon' is not a duration such as 90, 30s, 5m or 1h30m",
+        ),
+        (["reconcile-driver-state", "--reconcile-deadline", "-5m"], "'-5m' is not a duration"),
+        (["reconcile-driver-state", "--reconcile-deadline", "721h"], "longer than 30 days"),
         (["plan", "--driver-load", "magic"], "'magic' is not one of 'container', 'manager'"),
         (["status", "-o", "yaml"], "'yaml' is not one of 'text', 'json'"),
-        (["plan", "--log-level", "loud"], "'loud' is not one of"),
+        (["reconcile-driver-state", "--log-level", "loud"], "'loud' is not one of"),
         (["plan", "--host-root", "/"], "the name of the node is not set"),
         (["plan", "--node-name", "Not A Node"], "'Not A Node' is not the name of a node"),
         (["plan", "--node-name", "n", "--profile", "intel"], "there is no profile 'intel'"),
         (["plan", "--node-name", "n", "--profile-file", "/absent.toml"], "profile file /absent.toml cannot be read"),
-        (["plan", "--drain-pod-selector-label", "app in web"], "DRAIN_POD_SELECTOR_LABEL is not a label selector: "),
-        (["plan", "--wait-for-completion-selector", "a=b,"], "WAIT_FOR_COMPLETION_SELECTOR is not a label selector"),
-        (["status", "--drain-pod-selector-label", ","], "DRAIN_POD_SELECTOR_LABEL is not a label selector"),
+        (
+            ["reconcile-driver-state", "--drain-pod-selector-label", "app in web"],
+            "DRAIN_POD_SELECTOR_LABEL is not a label selector: ",
+        ),
+        (
+            ["reconcile-driver-state", "--wait-for-completion-selector", "a=b,"],
+            "WAIT_FOR_COMPLETION_SELECTOR is not a label selector",
+        ),
+        (
+            ["reconcile-vfio-state", "--drain-pod-selector-label", ","],
+            "DRAIN_POD_SELECTOR_LABEL is not a label selector",
+        ),
         (["preflight", "--drain-pod-selector-label", "=x"], "unable to parse requirement: =x"),
         (["reconcile-driver-state", "--drain-pod-selector-label", "a>1"], "unable to parse requirement: a>1"),
         (["reconcile-driver-state", "--dry-run", "--drain-pod-selector-label", "!"], "unable to parse requirement: !"),
-        (["plan", "--drain-timeout-seconds", "for ever"], "'for ever' is not a duration"),
+        (["reconcile-driver-state", "--drain-timeout-seconds", "for ever"], "'for ever' is not a duration"),
         (["plan", "--node-name", "n", "--kubeconfig", "/absent"], "to the cluster with /absent: no such file"),
         (["sandbox", "no-such-scenario"], "there is no scenario 'no-such-scenario'"),
         (["sandbox", "upgrade", "--all"], "a scenario and --all cannot be used together"),
@@ -102,7 +117,7 @@ def test_no_command_shows_the_help_and_is_a_usage_error(capfd: pytest.CaptureFix
             for command in NODE_COMMANDS
         ),
         (["status", "-o", "json", "--bogus"], "No such option"),
-        (["plan", "-ojson", "--reconcile-deadline", "soon"], "'soon' is not a duration"),
+        (["reconcile-driver-state", "-ojson", "--reconcile-deadline", "soon"], "'soon' is not a duration"),
         (["restore", "--output=json", "extra"], "unexpected extra argument"),
         (["holders", "--output", "json", "--bogus"], "No such option"),
     ],
@@ -157,6 +172,7 @@ def test_a_flag_goes_before_its_variable(capfd: pytest.CaptureFixture[str], monk
     ("variable", "named"),
     [
         ("POD_TERMINATION_TIMEOUT", "'--pod-termination-timeout' (POD_TERMINATION_TIMEOUT): '5 minutes' is not"),
+        ("WAIT_FOR_COMPLETION_TIMEOUT", "Invalid value for WAIT_FOR_COMPLETION_TIMEOUT: '5 minutes' is not"),
         ("ENABLE_GPU_POD_EVICTION", "(ENABLE_NPU_POD_EVICTION or ENABLE_GPU_POD_EVICTION): '5 minutes' is neither"),
     ],
 )
@@ -164,7 +180,7 @@ def test_a_variable_that_cannot_be_read_is_named_with_its_option(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, named: str
 ) -> None:
     monkeypatch.setenv(variable, "5 minutes")
-    assert run(["plan"]) == ExitCode.USAGE
+    assert run(["reconcile-driver-state"]) == ExitCode.USAGE
     assert named in errors(capfd.readouterr().err)[0]
 
 

@@ -152,13 +152,15 @@ def test_people_get_text_with_a_line_per_device(tree: AscendTree, capfd: pytest.
         (["--metrics-addr", "nowhere"], "'nowhere' is not an address such as :9400"),
         (["--metrics-addr", ":99999"], "':99999' is not an address"),
         (["--profile", "none"], "there is no profile 'none'"),
-        (["--evidence-dir", "evidence"], "EVIDENCE_DIR is 'evidence', which is not a path on the host"),
-        (["--proc-root", "/absent"], "cannot read /absent/sys/kernel/random/boot_id"),
+        (["EVIDENCE_DIR=evidence"], "EVIDENCE_DIR is 'evidence', which is not a path on the host"),
+        (["PROC_ROOT=/absent"], "cannot read /absent/sys/kernel/random/boot_id"),
     ],
 )
 def test_a_bad_option_is_two_lines_and_exit_code_two(
-    tree: AscendTree, capfd: pytest.CaptureFixture[str], more: list[str], said: str
+    tree: AscendTree, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more: list[str], said: str
 ) -> None:
+    if not more[0].startswith("--"):
+        monkeypatch.setenv(*more.pop().split("="))
     assert run(["health-watch", "--once", *tree.options, *more]) == ExitCode.USAGE
     lines = [json.loads(line)["message"] for line in capfd.readouterr().err.splitlines()]
     assert said in lines[0]
@@ -328,25 +330,25 @@ def test_a_log_that_nobody_reads_delays_neither_samples_nor_the_end(tree: Ascend
 @pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize(
-    ("options", "said", "count"),
+    ("env", "said", "count"),
     [
-        (("--evidence-dir", "off"), "done: write the recovery marker", 0),
-        (("--evidence-dir", "/var/log/npu"), "evidence is in /var/log/npu/", 1),
-        ((), "no evidence is kept: cannot write /var/lib/driver-manager/evidence/", 0),
+        ({"EVIDENCE_DIR": "off"}, "done: write the recovery marker", 0),
+        ({"EVIDENCE_DIR": "/var/log/npu"}, "evidence is in /var/log/npu/", 1),
+        ({}, "no evidence is kept: cannot write /var/lib/driver-manager/evidence/", 0),
     ],
     ids=["off", "another folder", "no folder"],
 )
 def test_evidence_is_kept_where_it_is_wanted(
-    tree: AscendTree, start: Start, options: tuple[str, ...], said: str, count: int
+    tree: AscendTree, start: Start, env: dict[str, str], said: str, count: int
 ) -> None:
     tree.put("var/lib/driver-manager", "a file")
     tree.tool.be("critical")
-    watch = start(*INTERVAL, *options)
+    watch = start(*INTERVAL, env=env)
     watch.says(said)
     tree.tool.be("healthy")
     watch.says("done: restore the ready marker")
     assert len(list(tree.root.rglob("*-ascend-wedge.txt"))) == count
-    assert len([line for line in watch.lines if "no evidence" in line]) == (not options)
+    assert len([line for line in watch.lines if "no evidence" in line]) == (not env)
 
 
 @pytest.mark.submission

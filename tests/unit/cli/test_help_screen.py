@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from driver_manager.cli.main import COMMANDS, SHELLS, LazyGroup, cli, run
-from driver_manager.cli.options import ScreenCommand, SettingOption, first_sentence
+from driver_manager.cli.options import VARIABLES, ScreenCommand, SettingOption, first_sentence
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
+from tests.support.docs import reference
 
 assert isinstance(cli, LazyGroup)
 EACH = dict(cli.each())
 LINES, COLUMNS = 40, 100
+MOST_OPTIONS, MOST_DISTINCT = 15, 75
+"""Long options of a command that a person types, with --help and --help-all; and of all commands."""
 
 
 def help_of(capfd: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -55,17 +58,26 @@ def test_the_help_of_a_command_fits_a_screen_and_the_whole_help_has_each_option_
     options = options_of(name)
     short = help_of(capfd, *name.split(), "--help")
     check_fits(short)
-    rare = [option for option in options if not option.setting.is_common]
+    hidden = [option for option in options if option.hidden]
+    rare = [option for option in options if option.hidden or not option.setting.is_common]
     assert ("--help-all" in short) == bool(rare)
     assert not [option for option in rare if f"{option.setting.flag} " in short]
     whole = help_of(capfd, *name.split(), "--help-all") if options else short
     assert not [env for option in options for env in (option.setting.env, *option.setting.also) if env not in whole]
     assert "--handover" not in whole, "hidden"
     for heading, group in settings.HEADINGS:
-        here = [option.setting for option in options if option.setting in group]
+        here = [option.setting for option in options if option.setting in group and option not in hidden]
         section = whole.partition(f"\n{heading}:\n")[2].split("\n\n")[0]
         assert (f"\n{heading}:\n" in whole) == bool(here)
         assert not [setting.flag for setting in here if setting.flag not in section]
+    assert not [option for option in hidden if f"{option.setting.flag} " in whole.partition(f"\n{VARIABLES}:\n")[0]]
+
+
+def test_commands_that_change_nothing_and_restore_have_few_options_and_all_commands_together_not_many() -> None:
+    counts = reference.counts()
+    few = {name: counts.options[name] for name in ("status", "plan", "holders", "restore")}
+    assert {name: count for name, count in few.items() if count > MOST_OPTIONS} == {}
+    assert counts.distinct <= MOST_DISTINCT
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,11 @@ class Node:
                 process.kill()
                 process.communicate()
 
-    def command(self, *arguments: str) -> str:
+    def command(self, *arguments: str, **env: str) -> str:
         argv = [sys.executable, "-m", "driver_manager", *arguments]
-        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        done = subprocess.run(
+            argv, env={**self.env, **env}, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+        )
         return done.stdout
 
     def asked(self) -> list[str]:
@@ -314,7 +316,7 @@ def test_bad_options_are_usage_errors_before_anything_is_watched(
         ("REBOOT_COMMAND", "'unclosed", "REBOOT_COMMAND cannot be split"),
         ("REBOOT_COMMAND", " ", "REBOOT_COMMAND is empty"),
         ("MAX_CONCURRENT_REBOOTS", "0", "--max-concurrent-reboots"),
-        ("REBOOT_MIN_UPTIME", "soon", "--reboot-min-uptime"),
+        ("REBOOT_MIN_UPTIME", "soon", "Invalid value for REBOOT_MIN_UPTIME"),
         ("DRIVER_PROFILE", "rebellions", "profile rebellions never asks for a reboot"),
         ("KUBECONFIG", "/absent", "cannot connect to the cluster with /absent"),
         ("NODE_NAME", "Not A Node", "is not the name of a node"),
@@ -369,7 +371,7 @@ def test_status_shows_what_the_reboot_waits_for_and_how_often_it_was_tried(node:
     assert reboot_rows(node)[-1].startswith("1 attempt(s) within 24 h, the last at 20")
     body = json.loads(node.command("status", "-o", "json"))
     assert (body["reboot"]["attempts"], body["reboot"]["lastAttempt"]) == (1, at_s)
-    since_1970 = ("status", "--reboot-attempts-window", "30s")
-    assert json.loads(node.command(*since_1970, "-o", "json"))["reboot"]["attempts"] == 0
+    lately = node.command("status", "-o", "json", REBOOT_ATTEMPTS_WINDOW="30s")
+    assert json.loads(lately)["reboot"]["attempts"] == 0
     node.record.write_text("garbage")
     assert "the rebooter's record cannot be read" in reboot_rows(node)[-1]

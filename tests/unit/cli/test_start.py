@@ -80,14 +80,14 @@ def host(tmp_path: Path) -> list[str]:
         "current-context": "x",
     }
     (tmp_path / "kubeconfig").write_text(json.dumps(body))
-    return ["--host-root", str(tmp_path), "--node-name", "n", "--profile", "ascend", "--log-format", "text"]
+    return ["--host-root", str(tmp_path), "--node-name", "n", "--profile", "ascend"]
 
 
 @pytest.mark.submission
 @pytest.mark.parametrize("command", sorted(LOOPS))
 def test_a_loop_that_is_told_to_end_while_it_starts_ends_well(command: str, host: list[str], tmp_path: Path) -> None:
     way = ["--kubeconfig", str(tmp_path / "kubeconfig")]
-    options = {"health-watch": host, "rebooter": [*host, *way], "rollout controller": [*way, *host[-4:]]}
+    options = {"health-watch": host, "rebooter": [*host, *way], "rollout controller": [*way, *host[-2:]]}
     done = start(*command.split(), *options[command], code=SIGNALLED)
     assert done.returncode == ExitCode.DONE, done.stderr
     assert "terminated by SIGTERM" in done.stderr

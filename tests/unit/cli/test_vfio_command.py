@@ -76,10 +76,13 @@ def test_a_virtual_machine_keeps_its_device_is_shown_and_is_named_on_the_way_bac
 
 
 @pytest.mark.submission
-def test_virtual_functions_go_first_and_the_container_after_us_binds_where_it_is_to(native: Site) -> None:
+def test_virtual_functions_go_first_and_the_container_after_us_binds_where_it_is_to(
+    native: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VFIO_BIND", "container")
     count = native.hand.tree.root / f"sys/bus/pci/devices/{ONE}/sriov_numvfs"
     count.write_text("2\n")
-    assert run([*TO_MACHINES, "--vfio-bind", "container"]) == ExitCode.DONE
+    assert run(TO_MACHINES) == ExitCode.DONE
     assert count.read_text() == "0\n"
     assert (native.drivers, native.hand.tree.driver_version) == (("", ""), "not loaded")
     assert [native.bus.read(one, "driver_override") for one in (ONE, TWO)] == ["vfio-pci", "vfio-pci"]
