@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from driver_manager import schemas
 from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.notes import HostClientNotes, RebootFiles
+from driver_manager.cli.cluster_status import show_cluster
 from driver_manager.cli.options import (
     command,
     in_form,
@@ -567,14 +568,16 @@ def _slot_text(slot: Json) -> str:
 
 @command("status", "Show the driver's state and what needs attention.")
 @click.option("--probe", is_flag=True, help="Run the vendor's tool now, for the health of each device.")
+@click.option("--all", "is_of_all", is_flag=True, help="Show all nodes of the cluster; needs only the right to list Nodes.")
 @output_option
 @with_options(*RUN_OPTIONS, (settings.REBOOT_ATTEMPTS_WINDOW, settings.VFIO_BIND), typed=settings.TYPED_BY_HAND)
-def status_command(*, probe: bool, output: str, values: Values) -> int:
+def status_command(*, probe: bool, is_of_all: bool, output: str, values: Values) -> int:
     """Show this node: the driver's state, since when and why; what needs attention; then all facts.
 
-    Works in a node debug pod (host at /host) and from a laptop. A missing right or mount is reported, and
-    hides only what needs it; if the Node cannot be read, the command ends with that error.
+    Works in a node debug pod (host at /host) and from a laptop; reports what cannot be read.
     """
+    if is_of_all:
+        return show_cluster(values, output)
     policies = {mode: policy_for(values, mode) for mode in Mode}  # invalid options fail before any request
     facts, reboot = gather(values, policies, probes=probe)
     obs, profile, first = facts.obs, facts.profile, headline(facts)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import Struct, field
 
-from driver_manager.domain import node_state
+from driver_manager.domain import journal, node_state
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.watch import HealthState, mute_on
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, Holder
-from driver_manager.domain.node import Pod
+from driver_manager.domain.journal import JournalUnreadable, Owner
+from driver_manager.domain.node import Node, Pod, PodList
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.observation import Loader, Mode, Observation, ObservedPart
 from driver_manager.domain.pods.client_record import ClientRecord
@@ -19,7 +20,7 @@ from driver_manager.domain.profile import Profile, Strategy, driver_version, has
 from driver_manager.domain.reboot.decision import is_approved
 from driver_manager.domain.swap.node_patches import has_managers_cordon, paused_keys
 from driver_manager.domain.swap.steps import Decision, Plan
-from driver_manager.domain.wire import written_time
+from driver_manager.domain.wire import seconds_of, written_time
 
 # The facts that `status` shows.
 
@@ -392,3 +393,73 @@ def _mute(facts: StatusFacts) -> Iterator[Attention]:
 
 def _of(kind: str, error: ManagerError) -> Attention:
     return Attention(kind, error.what, error.remedy)
+
+
+# `status --all`: one node of the cluster, from its Node object alone.
+
+LONG_S = 3600.0
+"""Seconds after which an upgrade needs attention: twice the default of RECONCILE_DEADLINE."""
+
+OFF_HOST = ManagerError("the host is not read", "")
+UNREAD = {ObservedPart.HOST: OFF_HOST}
+
+SEVERITY = (NodeState.HELD, NodeState.WEDGED, NodeState.FAILED, NodeState.REBOOT_REQUIRED, NodeState.UPGRADING)
+"""States in the order in which a person looks at them."""
+
+
+class NodeOverview(Struct, frozen=True):
+    """A node with the driver of one profile. `state`, `version` and `since` are "" if the Node does not show them.
+
+    `reason` is why it is in that state. `remedy` is "" if there is nothing to do. `exit_code` is that of the last run,
+    None if unknown. `is_ready` is the Node's condition. `needs_attention`: a person has to act.
+    """
+
+    node: str
+    profile: str
+    state: str
+    version: str
+    reason: str
+    since: str
+    remedy: str
+    exit_code: int | None
+    is_ready: bool
+    is_cordoned: bool
+    needs_attention: bool
+
+    @property
+    def rank(self) -> tuple[object, ...]:
+        """The key by which nodes are sorted: those that need attention first, the most serious state first."""
+        states = [*(state.value for state in SEVERITY), "", NodeState.READY.value]
+        return not self.needs_attention, states.index(self.state), self.profile, self.node
+
+
+def overview(node: Node, profile: Profile, now_s: float) -> NodeOverview:
+    """The node as `status` of this node shows it without the host; `now_s` is in seconds since the epoch."""
+    missing, claims = dict[ObservedPart, ManagerError](UNREAD), None
+    text = node.annotations.get(profile.keys.journal)
+    if text is not None:
+        try:
+            claims = journal.decode(text).claims
+        except JournalUnreadable as error:
+            missing[ObservedPart.JOURNAL] = error
+    seen = Observation(node, PodList((), ""), None, Owner(), journal=claims, owner_alive=None)
+    facts = StatusFacts(seen, profile, OFF_HOST, now_s, missing=missing)
+    first, outcome = headline(facts), facts.outcome
+    found = [one for one in attention(facts, first) if one.kind != "access"]
+    worst = next((one for one in found if one.kind not in NOTES), None)
+    begun_s = seconds_of(first.since)
+    is_late = first.state is NodeState.UPGRADING and begun_s is not None and now_s - begun_s > LONG_S
+    problems = [*(["the Node is not Ready"] if node.is_ready is False else []), *(["it takes long"] if is_late else [])]
+    return NodeOverview(
+        node=node.name,
+        profile=profile.name,
+        state=first.state.value if first.state is not None else "",
+        version=node.labels.get(profile.keys.version, ""),
+        reason="; ".join((*problems, first.why)),
+        since=first.since,
+        remedy=worst.remedy if worst is not None else "",
+        exit_code=outcome.exit_code if outcome is not None else None,
+        is_ready=node.is_ready is not False,
+        is_cordoned=node.unschedulable,
+        needs_attention=worst is not None or bool(problems),
+    )

@@ -164,7 +164,18 @@ def read(text: str) -> ProfileReading:
     return ProfileReading(None if problems else profile, problems)
 
 
-__all__ = ["AUTO", "MAX_FILE_BYTES", "builtin", "known", "may_pause", "parse", "pick", "read", "read_file"]
+__all__ = [
+    "AUTO",
+    "MAX_FILE_BYTES",
+    "builtin",
+    "is_labelled",
+    "known",
+    "may_pause",
+    "parse",
+    "pick",
+    "read",
+    "read_file",
+]
 
 MAX_FILE_BYTES = 256 * 1024
 
@@ -221,7 +232,7 @@ def pick(
         )
     keys = list(labels)
     by_device = [profile for profile in profiles.values() if has_device(profile)]
-    found = by_device or [profile for profile in profiles.values() if _is_labelled(profile, keys)]
+    found = by_device or [profile for profile in profiles.values() if is_labelled(profile, keys)]
     if len(found) == 1:
         return found[0]
     seen = ", ".join(profile.name for profile in found) or "no known PCI device and no known node label"
@@ -230,7 +241,8 @@ def pick(
     )
 
 
-def _is_labelled(profile: Profile, keys: list[str]) -> bool:
+def is_labelled(profile: Profile, keys: Iterable[str]) -> bool:
+    """True if one of these keys of labels is the profile's: a deploy label, or that of a present device."""
     prefix = profile.deploy.prefix
     return any((prefix and key.startswith(prefix)) or key in profile.present_labels for key in keys)
 

@@ -10,6 +10,7 @@ VERSION = 1
 
 NAMES = (
     "status",
+    "cluster",
     "plan",
     "preflight",
     "holders",

@@ -22,9 +22,9 @@ TESTS = Path(__file__).parents[1]
 
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
-MODULES = 115
-PACKAGE_LINES = 41_450
-TEST_LINES = 82_000
+MODULES = 118
+PACKAGE_LINES = 42_300
+TEST_LINES = 82_900
 
 CHOICES_AMONG_STEPS = 9
 SHORT_LINES = 60

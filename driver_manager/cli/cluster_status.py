@@ -1,0 +1,170 @@
+"""`status --all`: the nodes of a cluster in one table. Reads only Nodes, page by page."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from driver_manager import profiles, schemas
+from driver_manager.adapters.kube.api import KubeApi, load_client, unexpired
+from driver_manager.adapters.kube.fleet import pages
+from driver_manager.adapters.kube.objects import as_node, understood
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.adapters.report.log import size_of
+from driver_manager.cli.options import in_form, put, styled
+from driver_manager.cli.session import log_form, named_profile
+from driver_manager.core.fleet_ports import FactKind, Subject
+from driver_manager.domain import settings
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.settings import Values
+from driver_manager.domain.status import NodeOverview, overview
+from driver_manager.domain.text import several, spoken
+from driver_manager.domain.wire import seconds_of
+
+Json = dict[str, Any]
+
+READY = "ready"
+COLOURS = {READY: "green", "upgrading": "yellow", "unknown": "yellow"}
+"""All other states are red."""
+
+MOST_ROWS = 40
+"""Maximum nodes that need no attention with a row each; more are grouped by profile, state and version."""
+
+LEAST_REASON = 40
+"""Minimum columns of the reason beside the other columns; in a narrower terminal it is below them."""
+
+GAP = 2
+
+
+def show_cluster(values: Values, output: str) -> int:
+    """Print all nodes that have a profile. Raises ManagerError."""
+    named, known = named_profile(values)
+    clock = SystemClock()
+    clock.install()
+    timeout_s = values[settings.API_TIMEOUT]
+    api = KubeApi(
+        load_client(values[settings.KUBECONFIG] or None),
+        clock,
+        log_form(values).reporter(clock.wall),
+        settings.BY_HAND_API_TIMEOUT_S if timeout_s is None else timeout_s,
+    )
+    now_s = clock.wall()
+    wanted = known if named is None else {named.name: named}
+    found = sorted(unexpired(lambda: [*_overviews(api, wanted, now_s)], "list nodes"), key=lambda one: one.rank)
+    columns = size_of(sys.stdout)[0] if sys.stdout.isatty() else None
+    put(in_form(output, _body(found), lambda words: cluster_text(words, now_s, columns)))
+    return ExitCode.DONE
+
+
+def _overviews(api: KubeApi, wanted: Mapping[str, Profile], now_s: float) -> Iterator[NodeOverview]:
+    """Each node once for each profile whose driver it has or should have."""
+    for page in pages(api, Subject(FactKind.NODES)):
+        for node in understood(lambda body: [as_node(item) for item in body.get("items") or []], page):
+            marks = {*node.labels, *node.annotations}
+            for profile in wanted.values():
+                if not marks.isdisjoint(profile.keys.names) or profiles.is_labelled(profile, node.labels):
+                    yield overview(node, profile, now_s)
+
+
+def _body(found: Sequence[NodeOverview]) -> Json:
+    """The JSON form, which `schemas/cluster.schema.json` describes."""
+    states = Counter(one.state or "unknown" for one in found)
+    return {
+        "schemaVersion": schemas.VERSION,
+        "total": len(found),
+        "needAttention": sum(one.needs_attention for one in found),
+        "states": dict(sorted(states.items())),
+        "nodes": [
+            {
+                "node": one.node,
+                "profile": one.profile,
+                "state": one.state or None,
+                "version": one.version or None,
+                "reason": one.reason,
+                "since": one.since or None,
+                "needsAttention": one.needs_attention,
+                "remedy": one.remedy,
+                "exitCode": one.exit_code,
+                "nodeReady": one.is_ready,
+                "cordoned": one.is_cordoned,
+            }
+            for one in found
+        ],
+    }
+
+
+# The text form. The reason is the last column and wraps; without a terminal (`columns` None) it is on one line.
+
+Row = tuple[str, str, str, str, str, str]
+HEADINGS: Row = ("NODE", "PROFILE", "STATE", "VERSION", "SINCE", "REASON")
+STATE_COLUMN = 2
+
+
+def cluster_text(body: Json, now_s: float, columns: int | None) -> str:
+    """The table of `body`, whose words are on one line each; `now_s` is in seconds since the epoch."""
+    if not body["nodes"]:
+        return "no node has a label of a known profile"
+    urgent = [one for one in body["nodes"] if one["needsAttention"]]
+    calm = [one for one in body["nodes"] if not one["needsAttention"]]
+    rows = [_row(one, now_s) for one in urgent]
+    rows += [_row(one, now_s) for one in calm] if len(calm) <= MOST_ROWS else _groups(calm)
+    lines = [_summary(body, len(urgent)), *_vendors(body), "", *_table(rows, columns)]
+    todo = dict.fromkeys(one["remedy"] for one in urgent if one["remedy"])
+    hint = "`driver-manager status --node-name NODE` shows all facts of one node and what to do"
+    return "\n".join([*lines, "", hint] if todo else lines)
+
+
+def _summary(body: Json, urgent: int) -> str:
+    total = f"{body['total']} node{'' if body['total'] == 1 else 's'}"
+    if not urgent:
+        return f"{total}: none needs attention"
+    verb = "needs" if urgent == 1 else "need"
+    return f"{total}: {styled(f'{urgent} {verb} attention', fg='red', bold=True)}"
+
+
+def _vendors(body: Json) -> Iterator[str]:
+    """A line for each profile: its nodes by state."""
+    for profile in sorted({one["profile"] for one in body["nodes"]}):
+        states = Counter(one["state"] or "unknown" for one in body["nodes"] if one["profile"] == profile)
+        yield f"  {profile}: {', '.join(f'{count} {state}' for state, count in sorted(states.items()))}"
+
+
+def _row(one: Json, now_s: float) -> Row:
+    then_s = seconds_of(one["since"]) if one["since"] else None
+    since = f"{spoken(now_s - then_s)} ago" if then_s is not None and then_s <= now_s else one["since"] or "-"
+    mark = " (cordoned)" if one["cordoned"] else ""
+    state = one["state"] or "unknown"
+    return f"{one['node']}{mark}", one["profile"], state, one["version"] or "-", since, one["reason"]
+
+
+def _groups(calm: Sequence[Json]) -> list[Row]:
+    names: dict[tuple[str, str, str], list[str]] = {}
+    for one in calm:
+        names.setdefault((one["profile"], one["state"] or "unknown", one["version"] or "-"), []).append(one["node"])
+    return [(f"{len(found)} nodes", *group, "-", several(found)) for group, found in names.items()]
+
+
+def _table(rows: Sequence[Row], columns: int | None) -> Iterator[str]:
+    fixed = [row[:-1] for row in (HEADINGS, *rows)]
+    widths = [max(map(len, column)) for column in zip(*fixed, strict=True)]
+    left = sum(widths) + GAP * len(widths)
+    is_beside = columns is None or columns - left >= LEAST_REASON
+    for row in (HEADINGS, *rows):
+        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)]
+        if row is not HEADINGS:
+            state = cells[STATE_COLUMN]
+            cells[STATE_COLUMN] = styled(state, fg=COLOURS.get(state.strip(), "red"))
+        first = (" " * GAP).join(cells)
+        if columns is None:
+            yield f"{first}{' ' * GAP}{row[-1]}".rstrip()
+        elif is_beside:
+            reason, *more = textwrap.wrap(row[-1], columns - left) or [""]
+            yield f"{first}{' ' * GAP}{reason}".rstrip()
+            yield from (f"{' ' * left}{line}" for line in more)
+        else:
+            yield first.rstrip()
+            yield from textwrap.wrap(row[-1], columns, initial_indent="    ", subsequent_indent="    ")

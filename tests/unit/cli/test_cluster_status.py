@@ -1,0 +1,137 @@
+"""`status --all`: the nodes of a cluster, of all vendors, with what needs attention first."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from driver_manager.cli.cluster_status import cluster_text
+from driver_manager.cli.main import run
+from driver_manager.domain import journal, node_state
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.node_state import LastOutcome, NodeState
+from driver_manager.domain.wire import written_time
+from driver_manager.profiles import builtin
+from driver_manager.sandbox.apiserver import ApiServer, Deny, Store
+from tests.support.fakes.schemas import conforms
+
+Add = Callable[..., None]
+NOW_S = time.time()
+SINCE = written_time(NOW_S - 7200.0)
+LONG = "pods would not leave: jobs/train-0 is protected by a PodDisruptionBudget that allows no disruption"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    with ApiServer(Store()) as found:
+        (tmp_path / "kubeconfig").write_text(json.dumps(found.kubeconfig()))
+        for name, value in {
+            "KUBECONFIG": f"{tmp_path}/kubeconfig",
+            "LOG_FORMAT": "text",
+            "HOME": f"{tmp_path}",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+@pytest.fixture
+def add(server: ApiServer) -> Add:
+    """Adds a Node that shows a state, and how its last run ended."""
+
+    def made(name: str, vendor: str, state: NodeState | None, code: int = 0, what: str = "done", **more: Any) -> None:
+        keys, labels, notes = builtin()[vendor].keys, dict(more.get("labels", {})), dict(more.get("notes", {}))
+        if state is not None:
+            outcome = LastOutcome(state, code, what, "Make room." if code else "", ended=SINCE, since=SINCE)
+            labels |= {keys.state: state.value, keys.version: more.get("version", "2.0.1")}
+            notes |= {keys.last_outcome: node_state.encode(outcome)}
+        if "begin" in more:
+            notes[keys.journal] = journal.encode(
+                Journal(Owner("rbln-system/driver-x", "uid"), "b", begin=more["begin"])
+            )
+        ready = [{"type": "Ready", "status": more.get("ready", "True")}]
+        metadata = {"name": name, "labels": labels, "annotations": notes}
+        server.store.create("nodes", {"metadata": metadata, "status": {"conditions": ready}})
+
+    return made
+
+
+def shown(capfd: pytest.CaptureFixture[str], *argv: str) -> Any:
+    assert run(["status", "--all", "-o", "json", *argv]) == ExitCode.DONE
+    return conforms("cluster", capfd.readouterr().out)
+
+
+def test_all_vendors_are_shown_with_what_needs_attention_first(
+    server: ApiServer, add: Add, capfd: pytest.CaptureFixture[str]
+) -> None:
+    add("a-1", "rebellions", NodeState.READY)
+    add("a-2", "nvidia", NodeState.FAILED, 3, LONG)
+    add("a-3", "ascend", NodeState.REBOOT_REQUIRED, 9, "a reboot is required")
+    add("a-4", "rebellions", NodeState.HELD, 5, "no module", begin=SINCE)
+    add("a-5", "rebellions", NodeState.UPGRADING, begin=written_time(NOW_S - 60.0))
+    add("a-6", "rebellions", NodeState.UPGRADING, begin=SINCE)
+    add("a-7", "furiosa", NodeState.READY, ready="False")
+    add("a-8", "rebellions", None, labels={"rebellions.ai/npu.deploy.driver": "true"})
+    add("plain", "rebellions", None)
+    found = shown(capfd)
+    assert [one["node"] for one in found["nodes"]] == ["a-4", "a-2", "a-3", "a-6", "a-7", "a-5", "a-8", "a-1"]
+    assert [one["node"] for one in found["nodes"] if one["needsAttention"]] == ["a-4", "a-2", "a-3", "a-6", "a-7"]
+    assert (found["total"], found["needAttention"], found["states"]["unknown"]) == (8, 5, 1)
+    by_name = {one["node"]: one for one in found["nodes"]}
+    assert by_name["a-2"]["reason"] == f"exit 3: {LONG}"
+    assert (by_name["a-2"]["since"], by_name["a-2"]["exitCode"]) == (SINCE, 3)
+    assert "approve" in by_name["a-3"]["remedy"].lower()
+    assert by_name["a-6"]["reason"].startswith("it takes long; pod rbln-system/driver-x has taken the node")
+    assert by_name["a-7"]["reason"] == "the Node is not Ready; done"
+    assert [one["node"] for one in shown(capfd, "--profile", "ascend")["nodes"]] == ["a-3"]
+    asked = {(one.verb, one.resource) for one in server.requests}
+    assert asked == {("list", "nodes")}
+
+
+def test_a_node_with_two_vendors_has_a_row_for_each(add: Add, capfd: pytest.CaptureFixture[str]) -> None:
+    add("both", "rebellions", NodeState.READY, labels={builtin()["nvidia"].keys.state: "wedged"})
+    found = [(one["profile"], one["state"]) for one in shown(capfd)["nodes"]]
+    assert found == [("nvidia", "wedged"), ("rebellions", "ready")]
+
+
+def test_a_missing_right_is_named(server: ApiServer, capfd: pytest.CaptureFixture[str]) -> None:
+    server.deny.append(Deny("list", "nodes"))
+    assert run(["status", "--all"]) == ExitCode.API_REFUSED
+    assert "list nodes" in capfd.readouterr().err
+
+
+def rows(count: int, **more: Any) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "profile": "nvidia",
+        "state": "ready",
+        "version": "580.1",
+        "reason": "done",
+        "since": SINCE,
+    }
+    known |= {"needsAttention": False, "remedy": "", "cordoned": False, **more}
+    nodes = [{"node": f"node-{number}", **known} for number in range(count)]
+    return {"total": count, "nodes": nodes}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, None])
+def test_the_reason_is_whole_and_fits_the_terminal(columns: int | None) -> None:
+    body = rows(1, state="failed", reason=LONG, needsAttention=True, remedy="x")
+    text = click.unstyle(cluster_text(body, NOW_S, columns))
+    lines = text.split("\n")
+    assert LONG in " ".join(text.split())
+    assert max(map(len, lines[2:-2])) <= (columns or 400)
+    assert lines[0] == "1 node: 1 needs attention"
+    assert "2 h ago" in text
+
+
+def test_many_nodes_without_problems_are_one_row() -> None:
+    text = cluster_text(rows(5000), NOW_S, 100)
+    assert "5000 nodes  nvidia" in text
+    assert len(text.split("\n")) < 10
+    assert cluster_text(rows(0), NOW_S, 100) == "no node has a label of a known profile"
