@@ -415,11 +415,17 @@ def _answers(pending: dict[str, Workload], said: dict[str, str]) -> str:
     return several((f"{one}: {said.get(uid, 'not attempted in time')}" for uid, one in tuple(pending.items())), "; ")
 
 
+def allow_evictions(answers: Iterable[str]) -> str:
+    """What to do about evictions that the API server refuses with `answers`."""
+    if any("disruption budget" in one for one in answers):
+        return "Make room in the PodDisruptionBudget (more replicas, or one disruption allowed)"
+    return "Find in the answer what refuses the eviction, such as an admission webhook, and change that"
+
+
 def _refused(pending: dict[str, Workload], said: dict[str, str], timeout_s: float) -> EvictionRefused:
     error = EvictionRefused(
         f"{len(pending)} pod(s) could not be evicted within {timeout_s:g} s: {_answers(pending, said)}",
-        "Make room in the PodDisruptionBudget (more replicas, or one disruption allowed), or delete the pods; the "
-        "next run tries again.",
+        f"{allow_evictions(said.values())}, or delete the pods; the next run tries again.",
     )
     error.blockers = tuple(map(pod_blocker, pending))
     return error

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar, assert_never
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from driver_manager.core.pods import Evictor, PodWait
+from driver_manager.core.pods import Evictor, PodWait, allow_evictions
 from driver_manager.core.ports import Ports
 from driver_manager.core.ports_base import Reporter
 from driver_manager.core.swap.driver import DeviceSteps, DriverRoot, DriverSwap
@@ -626,7 +626,7 @@ def rehearsed(ports: Ports, decided: Plan) -> Plan:
         named = several((f"{pod}: {why}" for pod, why in refused), "; ")
         raise EvictionRefused(
             f"the eviction of client(s) that hold the device would be refused now: {named}",
-            "Make room in the PodDisruptionBudget (more replicas, or one disruption allowed), then run again.",
+            f"{allow_evictions(why for _, why in refused)}, then run again.",
             tuple(pod_blocker(pod.uid) for pod, _ in refused),
         )
     return replace(decided, warnings=(*decided.warnings, *rehearsal.warnings))

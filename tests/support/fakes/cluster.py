@@ -144,7 +144,7 @@ class FakeCluster:
                 return Eviction(EvictionOutcome.GONE)
             tenant = self.tenants.get(pod.uid, Tenant())
             if self.clock.now < tenant.blocked_until:
-                return Eviction(EvictionOutcome.BLOCKED, "its budget allows no disruption")
+                return Eviction(EvictionOutcome.BLOCKED, "its disruption budget allows none")
             if not dry_run:
                 self.evicted.append(str(pod))
                 self.stop(there, tenant.stop_s)

@@ -386,7 +386,7 @@ def test_a_client_whose_budget_allows_nothing_is_asked_for_again() -> None:
     world = Restarts("a", blocked_s=150.0)
     world.add("b")
     turn = world.turn()
-    assert turn.left == ("monitoring/a (DaemonSet): its eviction is refused: its budget allows no disruption",)
+    assert turn.left == ("monitoring/a (DaemonSet): its eviction is refused: its disruption budget allows none",)
     assert turn.restarted == ("monitoring/b (DaemonSet)",)
     world.check(B)
     world.settle()

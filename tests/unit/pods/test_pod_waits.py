@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from driver_manager.core.pods import POLL_S, WATCH_S, Evictor, NodeWait, PodWait
+from driver_manager.core.pods import POLL_S, WATCH_S, Evictor, NodeWait, PodWait, allow_evictions
 from driver_manager.domain.errors import (
     ApiRefused,
     ApiUnavailable,
@@ -375,7 +375,7 @@ def test_a_wait_for_the_node_says_what_it_waits_for(make: Callable[[], Waiting])
 
 NEVER = Tenant(blocked_until=float("inf"))
 STOPS = Tenant(stop_s=1.0)
-NO_BUDGET = "its budget allows no disruption"
+NO_BUDGET = "its disruption budget allows none"
 BLOCKED = Eviction(EvictionOutcome.BLOCKED, NO_BUDGET)
 
 
@@ -460,6 +460,18 @@ def test_a_pod_that_is_never_allowed_to_leave_is_named_at_the_deadline_whatever_
     assert error.what == f"1 pod(s) could not be evicted within 60 s: tenant/a: {NO_BUDGET}"
     assert "PodDisruptionBudget" in error.remedy
     assert 60.0 <= case.took_s < 61.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "advised"),
+    [
+        ("Cannot evict pod as it would violate the pod's disruption budget.", "Make room in the PodDisruptionBudget"),
+        ('no kind "Eviction" is registered for version "policy/v1"', "Find in the answer what refuses the eviction"),
+        ('admission webhook "keep.example.com" denied the request', "Find in the answer what refuses the eviction"),
+    ],
+)
+def test_only_a_refusal_by_a_budget_advises_to_make_room_in_it(answer: str, advised: str) -> None:
+    assert allow_evictions([answer]).startswith(advised)
 
 
 def test_the_pauses_grow_and_are_jittered(monkeypatch: pytest.MonkeyPatch) -> None:

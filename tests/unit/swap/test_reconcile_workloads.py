@@ -80,7 +80,7 @@ NO_CONSENT: dict[str, Any] = {"eviction": EvictionRules()}
 ONLY_WEB = replace(FORCES, drains=True, drain_selector=selectors.parse("tier=web"), timeout_s=5.0)
 SPY_HOLDS: dict[str, Any] = {"known_holders": SPIES}
 SPY_SAID = "tenant/spy (has /dev/rbln0 open without requesting it)"
-HELD_SAID = ("tenant/held (requests rebellions.ai/ATOM): its budget allows no disruption", "the node was released")
+HELD_SAID = ("tenant/held (requests rebellions.ai/ATOM): its disruption budget allows none", "the node was released")
 A_SPY, IN_A_BUDGET = ((SPY, Tenant()),), ((HELD, NEVER),)
 A_SLOW_ONE = ((workload("stuck", finalizers=("example.com/hold",)), Tenant()), (WEB, IDLE))
 REFUSED = {
@@ -235,7 +235,7 @@ def test_the_dra_plugin_leaves_only_after_the_last_claim_holder_and_the_journal_
 def test_the_dra_plugin_stays_where_a_claim_holder_never_leaves() -> None:
     world = replace_with_claims()
     world.cluster.tenants["dra"] = NEVER
-    world.ended(REMAIN, "tenant/dra (holds claim claim): its budget allows no disruption")
+    world.ended(REMAIN, "tenant/dra (holds claim claim): its disruption budget allows none")
     assert [change for change in world.cluster.patches if DRA_PLUGIN in change.labels] == []
     assert_untouched(world)
 
