@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import io
 import json
 import shutil
 import sys
 import textwrap
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TextIO
 
 import click
@@ -21,7 +23,7 @@ from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.fleet.spec import UpgradeState
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.sandbox.fleet import FLEET_SCENARIOS, HEADINGS, NodeRow, Picture, run_fleet_scenario
+from driver_manager.sandbox.fleet import FLEET_SCENARIOS, HEADINGS, FleetScenario, NodeRow, Picture, run_fleet_scenario
 from driver_manager.sandbox.scenarios import (
     REBOOT_SCENARIOS,
     SCENARIOS,
@@ -64,6 +66,11 @@ class FleetScreen:
             self.line("")
             width = min(MOST_COLUMNS, shutil.get_terminal_size().columns)
             self.line(styled(f"── {title} ", bold=True) + "─" * max(0, width - len(title) - 4))
+
+    def end(self) -> None:
+        """Show nothing more."""
+        with self._lock:
+            self._picture, self._is_live, self._stream = None, False, io.StringIO()
 
     def line(self, text: str) -> None:
         with self._lock:
@@ -142,7 +149,7 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, wants_shell
     The real command line runs as its own process, as it would in a container; only the kernel's tools are stand-ins.
     Shows the plan, the progress, what the API server saw, and the final state compared with the first. In the scenario
     `fleet` the controller and the runs of one node are real; the other nodes are simulated. With --shell the API server
-    and the host stay until you leave the shell.
+    and the host stay until you leave the shell. With --shell, `fleet` plays only to its failed canary.
     """
     if wants_list:
         listed = [{"name": scenario.name, "tells": scenario.summary} for scenario in ALL.values()]
@@ -156,10 +163,10 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, wants_shell
         near = difflib.get_close_matches(name, ALL, n=1)
         meant = f"Did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"there is no scenario {name!r}", f"{meant}See `driver-manager sandbox --list`.")
-    if wants_shell and (wants_all or output == "json" or name not in SCENARIOS):
+    if wants_shell and (wants_all or output == "json" or name in REBOOT_SCENARIOS):
         raise ConfigError(
-            "--shell needs one scenario of one node, and text output",
-            f"Leave out --all and -o json, and give one of {', '.join(SCENARIOS)}.",
+            "--shell needs one scenario without a rebooter, and text output",
+            f"Leave out --all and -o json, and give one of {', '.join([*SCENARIOS, *FLEET_SCENARIOS])}.",
         )
     names = list(ALL) if wants_all else [name]
     reports = [_play(each, output, wants_shell=wants_shell) for each in names]
@@ -175,12 +182,15 @@ def _play(name: str, output: str, *, wants_shell: bool) -> ScenarioReport:
     screen = FleetScreen(sys.stderr if output == "json" else sys.stdout)
     screen.line(f"sandbox: {name}: {ALL[name].summary}")
     if name in FLEET_SCENARIOS:
-        report = run_fleet_scenario(FLEET_SCENARIOS[name], screen)
+        scenario = FLEET_SCENARIOS[name]
+        shell = partial(_open_fleet_shell, scenario, screen) if wants_shell else None
+        report = run_fleet_scenario(scenario.by_hand if wants_shell else scenario, screen, shell)
     elif name in REBOOT_SCENARIOS:
         report = run_reboot_scenario(REBOOT_SCENARIOS[name], screen)
     else:
         return _play_scenario(SCENARIOS[name], screen, wants_shell=wants_shell)
-    _show(report, screen)
+    if report.problems or not wants_shell:
+        _show(report, screen)
     return report
 
 
@@ -190,24 +200,47 @@ def _play_scenario(scenario: Scenario, screen: FleetScreen, *, wants_shell: bool
     def then(report: ScenarioReport, env: Mapping[str, str]) -> None:
         _show(report, screen)
         if wants_shell:
-            profile = scenario.profile
-            screen.chapter(f"{NODE} is up until you leave this shell; driver-manager and kubectl work on it")
-            for line in (
-                f"kubectl get nodes -L {builtin()[profile].keys.state}",
+            lines = (
+                f"kubectl get nodes -L {builtin()[scenario.profile].keys.state}",
                 "kubectl get pods -A",
                 f"kubectl describe node {NODE}",
                 "driver-manager status",
                 "driver-manager holders",
                 "driver-manager restore --dry-run",
                 "FORCE_REINSTALL=true driver-manager reconcile-driver-state",
-                "exit",
-            ):
-                screen.line(f"  {line}")
-            screen.line("")
-            sys.stdout.flush()
-            run_shell(env)
+            )
+            title = f"{NODE} is up until you leave this shell; driver-manager and kubectl work on it"
+            _open_shell(title, lines, screen, env)
 
     return run_scenario(scenario, screen, screen.terminal, then)
+
+
+def _open_shell(title: str, lines: Sequence[str], screen: FleetScreen, env: Mapping[str, str]) -> None:
+    """Show what to try, and run a shell to its end. The screen shows nothing more."""
+    screen.chapter(title)
+    for line in (*lines, "exit"):
+        screen.line(f"  {line}")
+    screen.line("")
+    sys.stdout.flush()
+    screen.end()
+    run_shell(env)
+
+
+def _open_fleet_shell(scenario: FleetScenario, screen: FleetScreen, env: Mapping[str, str]) -> None:
+    good, bad, canary = scenario.good.version, scenario.bad.version, scenario.canary
+    rows = (
+        ("driver-manager rollout status", "why the rollout is halted, and what to do"),
+        (f"driver-manager rollout retry {canary}", f"it fails again: the module of driver {bad} still does not load"),
+        ("driver-manager rollout undo", f"{canary} goes back to driver {scenario.old.version}"),
+        ("driver-manager rollout history", "each revision and how it ended"),
+        (f"new-driver {good}", "roll out a good driver, as kubectl apply would"),
+        ("driver-manager rollout status --watch", "Ctrl-C ends it; the last wave waits for your approval"),
+        ("driver-manager rollout approve", "the last wave starts"),
+        ("driver-manager rollout pause", "nodes that have started are completed; resume continues"),
+        (f"new-driver {bad}", "it does not start again: a revision that failed waits for retry --revision"),
+    )
+    title = f"{len(scenario.nodes)} nodes and the controller are up until you leave this shell; try"
+    _open_shell(title, [f"{line:<40}# {why}" for line, why in rows], screen, env)
 
 
 def _show(report: ScenarioReport, screen: FleetScreen) -> None:

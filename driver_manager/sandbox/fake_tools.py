@@ -4,6 +4,7 @@ Run as a program: `fake_tools.py TOOL TREE ARGUMENT…`. Failures have the words
 only, and nothing of the package: it starts in a bare interpreter.
 """
 
+import http.client
 import json
 import sys
 import time
@@ -22,6 +23,9 @@ KERNEL_LOG = "kernel-log"
 
 AT_WORK = "run/devices-at-work"
 """The number of further samples that show the devices at work."""
+
+OFFERED_DRIVERS = "offered-drivers"
+"""A file with an API server, the path of a DaemonSet there, and a patch for each driver version."""
 
 REBOOT_ASKED = "reboot-asked"
 WEDGED = "run/chip-is-wedged"
@@ -67,6 +71,7 @@ def main(argv: list[str]) -> int:
         "rbln-smi": rbln_smi,
         "npu-smi": npu_smi,
         "systemctl": systemctl,
+        "new-driver": new_driver,
     }
     return tools[tool](Path(tree), arguments) if tool in tools else answer(Path(tree), tool)
 
@@ -193,6 +198,18 @@ def systemctl(tree: Path, arguments: list[str]) -> int:
     elif group.is_dir():
         group.rmdir()
     return 0
+
+
+def new_driver(tree: Path, versions: list[str]) -> int:
+    """Write the template of a driver version to the DaemonSet, as `kubectl apply` does."""
+    offered = json.loads((tree / OFFERED_DRIVERS).read_text())
+    if len(versions) != 1 or versions[0] not in offered["bodies"]:
+        return fail(f"usage: new-driver {'|'.join(offered['bodies'])}", 2)
+    connection = http.client.HTTPConnection(offered["server"])
+    body = json.dumps(offered["bodies"][versions[0]])
+    connection.request("PATCH", offered["path"], body, {"Content-Type": "application/merge-patch+json"})
+    status = connection.getresponse().status
+    return 0 if status == http.client.OK else fail(f"new-driver: the API server answered {status}")
 
 
 def rbln_smi(tree: Path, _: list[str]) -> int:

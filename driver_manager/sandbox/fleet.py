@@ -22,6 +22,7 @@ from driver_manager.domain.fleet.state import Phase
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.profiles import builtin
+from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.apiserver import (
     ApiServer,
     Controller,
@@ -58,13 +59,17 @@ class Release(Struct, frozen=True):
 
 
 class FleetScenario(NamedScenario, frozen=True):
-    """All nodes serve `old`. `bad` fails on the first node and is undone. `good` reaches all nodes."""
+    """All nodes serve `old`. `bad` fails on the first node and is undone. `good` reaches all nodes.
+
+    A simulated init container takes `init_s`.
+    """
 
     nodes: tuple[str, ...]
     old: Release
     bad: Release
     good: Release
     spec: Mapping[str, Any]
+    init_s: float = 0.6
 
     @property
     def canary(self) -> str:
@@ -73,6 +78,13 @@ class FleetScenario(NamedScenario, frozen=True):
     @property
     def releases(self) -> dict[str, Release]:
         return {release.version: release for release in (self.old, self.bad, self.good)}
+
+    @property
+    def by_hand(self) -> FleetScenario:
+        """The scenario for people: the last wave needs an approval, and nodes take long enough for a pause."""
+        *others, before, last = self.spec["waves"]
+        waves = [*others, {**before, "approval": True}, last]
+        return replace(self, spec={**self.spec, "waves": waves}, init_s=3.0)
 
 
 FLEET_SCENARIOS = {
@@ -101,8 +113,6 @@ FLEET_SCENARIOS = {
 
 # The driver pods. On one node their init container is the real command on a host tree; on the others it is simulated.
 
-INIT_S = 0.6
-
 
 def version_of(pod: Obj) -> str:
     return str(pod["spec"]["containers"][0]["image"]).rpartition(":")[2]
@@ -111,18 +121,16 @@ def version_of(pod: Obj) -> str:
 class DriverStarter(Controller):
     """Runs init containers, then sets the pods running. Pods that exist before `has_begun` run at once.
 
-    `run` starts a pod's init container on the node whose runs are real, and calls back with its exit status. A failed
-    init container is not started again: the rollout reacts before the back-off of a kubelet ends.
+    `fleet` starts those of the node whose runs are real; the others are simulated, and write the state and the version
+    to the Node. A failed one is not started again: the rollout reacts before the back-off of a kubelet ends.
     """
 
     resources = ("pods",)
 
-    def __init__(
-        self, store: Store, scenario: FleetScenario, run: Callable[[Obj, Callable[[int], None]], Process]
-    ) -> None:
-        super().__init__(store)
-        self._scenario = scenario
-        self._start = run
+    def __init__(self, fleet: SandboxFleet) -> None:
+        super().__init__(fleet.store)
+        self._fleet = fleet
+        self._scenario = fleet.scenario
         self._containers: dict[str, Process] = {}
         self.has_begun = False
 
@@ -148,10 +156,16 @@ class DriverStarter(Controller):
         elif event.type == "ADDED" and not self.has_begun:
             run_pod(self._store, pod)
         elif event.type == "ADDED" and pod["spec"]["nodeName"] == self._scenario.canary:
-            self._containers[uid] = self._start(pod, partial(self._end, pod))
+            self._containers[uid] = self._fleet.run(pod, partial(self._end, pod))
         elif event.type == "ADDED":
-            status = 0 if self._scenario.releases[version_of(pod)].loads else 1
-            self._due[uid] = Due(time.monotonic() + INIT_S, partial(self._end, pod, status))
+            self._due[uid] = Due(time.monotonic() + self._scenario.init_s, partial(self._simulate, pod))
+
+    def _simulate(self, pod: Obj) -> None:
+        release, keys = self._scenario.releases[version_of(pod)], self._fleet.profile.keys
+        ready = {keys.state: NodeState.READY.value, keys.version: release.version}
+        labels = ready if release.loads else {keys.state: NodeState.HELD.value}
+        self._store.merge("nodes", pod["spec"]["nodeName"], {"metadata": {"labels": labels}})
+        self._end(pod, 0 if release.loads else 1)
 
     def _end(self, pod: Obj, status: int) -> None:
         if status == 0:
@@ -182,9 +196,9 @@ class SandboxFleet:
         self.scenario = scenario
         self.profile = profile
         self.store = Store()
-        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig, self.kubectl_config = folder / "kubeconfig", folder / "kubectl-config"
         self.tree = HostTree(folder / "host", folder / "bin", profile)
-        self.starter = DriverStarter(self.store, scenario, self._run)
+        self.starter = DriverStarter(self)
         self._say = say
 
     def __enter__(self) -> Self:
@@ -193,8 +207,9 @@ class SandboxFleet:
         tree.serve(ROOT, scenario.old.version, scenario.old.digest)
         with ExitStack() as stack:
             self.server = stack.enter_context(ApiServer(self.store))
-            self.kubeconfig.write_text(json.dumps(self.server.kubeconfig()))
-            self.kubeconfig.chmod(0o600)
+            for path, in_address in ((self.kubeconfig, False), (self.kubectl_config, True)):
+                path.touch(mode=0o600)
+                path.write_text(json.dumps(self.server.kubeconfig(in_address=in_address)))
             for name in scenario.nodes:
                 self.store.create("nodes", self._node(name))
             for name in OPERANDS:
@@ -202,6 +217,7 @@ class SandboxFleet:
                 body = daemon_set(f"rbln-{name}", self.namespace, nodes, pod_template(f"rbln-{name}"))
                 self.store.create("daemonsets", body)
             self.store.create("daemonsets", self._driver(scenario.old))
+            self._offer()
             stack.enter_context(self.starter)
             stack.enter_context(Kubelet(self.store, start_s=0.05, stop_s=STOP_S))
             stack.enter_context(DaemonSetController(self.store))
@@ -235,13 +251,25 @@ class SandboxFleet:
         template = self._driver(release)["spec"]["template"]
         self.store.merge("daemonsets", DRIVER, {"spec": {"template": template}}, namespace=self.namespace)
 
+    def environment(self) -> dict[str, str]:
+        """The environment of the commands that a person runs: that of the canary's driver pod, and for kubectl."""
+        return environment(self.tree, self.kubectl_config, self.scenario.canary, {"OPERATOR_NAMESPACE": self.namespace})
+
+    def _offer(self) -> None:
+        """Let people set a release with the command `new-driver`."""
+        bodies = {one.version: {"spec": self._driver(one)["spec"]} for one in self.scenario.releases.values()}
+        path = f"/{next(iter(self.server.tokens))}/apis/apps/v1/namespaces/{self.namespace}/daemonsets/{DRIVER}"
+        offered = {"server": self.server.url.removeprefix("http://"), "path": path, "bodies": bodies}
+        self.tree.write(fake_tools.OFFERED_DRIVERS, json.dumps(offered))
+        self.tree.add_tool(self.tree.bin / "new-driver", "new-driver")
+
     def rollout_command(self, say: Callable[[str], None], *words: str) -> Process:
         """Start `driver-manager rollout`: the controller, or a command as from a laptop."""
         settings = {"ROLLOUT_NAMESPACE": self.namespace, "DRIVER_PROFILE": self.profile.name, "LOG_LEVEL": "warning"}
         env = environment(self.tree, self.kubeconfig, "", settings)
         return Process(command_line("rollout", *words), env, self.tree.root, say, lambda _: self.store.wake())
 
-    def _run(self, pod: Obj, ended: Callable[[int], None]) -> Process:
+    def run(self, pod: Obj, ended: Callable[[int], None]) -> Process:
         """Start the init container of a driver pod, whose image contains its driver."""
         release, metadata = self.scenario.releases[version_of(pod)], pod["metadata"]
         self.tree.add_driver(ROOT, release.version, fails=not release.loads)
@@ -262,10 +290,12 @@ class SandboxFleet:
 
     def _node(self, name: str) -> Obj:
         labels = {self.profile.deploy.driver_key: "true", "kubernetes.io/hostname": name}
-        boot_id = f"boot-of-{name}"
+        boot_id, keys = f"boot-of-{name}", self.profile.keys
         if name == self.scenario.canary:
             labels |= {self._operand_key(operand): "true" for operand in OPERANDS}
             boot_id = self.tree.boot_id
+        else:
+            labels |= {keys.state: NodeState.READY.value, keys.version: self.scenario.old.version}
         conditions = [{"type": "Ready", "status": "True"}]
         status: Any = {"nodeInfo": {"bootID": boot_id}, "conditions": conditions}
         return {"metadata": {"name": name, "labels": labels}, "status": status}
@@ -513,15 +543,20 @@ def _line_of(row: NodeRow) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(row.cells, (8, 8, 21, 7, 0), strict=False))
 
 
-def run_fleet_scenario(scenario: FleetScenario, show: FleetShow) -> ScenarioReport:
-    """Play `scenario` and check its end. Raises RuntimeError if the sandbox itself fails."""
+def run_fleet_scenario(
+    scenario: FleetScenario, show: FleetShow, shell: Callable[[Mapping[str, str]], None] | None = None
+) -> ScenarioReport:
+    """Play `scenario` and check its end, or with `shell` play to the halt and call it with the commands' environment.
+
+    Raises RuntimeError if the sandbox itself fails.
+    """
     with tempfile.TemporaryDirectory(prefix="driver-manager-sandbox-") as name:
         folder, profile = Path(name).resolve(), builtin()["rebellions"]
         with (
             SandboxFleet(scenario, profile, folder, lambda line: show.line(f"{scenario.canary}: {line}")) as fleet,
             FleetWatcher(fleet, show) as watcher,
         ):
-            return FleetPlay(scenario, fleet, watcher, show).report()
+            return FleetPlay(scenario, fleet, watcher, show).report(shell)
 
 
 class FleetPlay:
@@ -531,7 +566,7 @@ class FleetPlay:
         self._watcher = watcher
         self._show = show
 
-    def report(self) -> ScenarioReport:
+    def report(self, shell: Callable[[Mapping[str, str]], None] | None = None) -> ScenarioReport:
         scenario, fleet, course, before = self._scenario, self._fleet, self._watcher.course, self._state()
         report = ScenarioReport(scenario, before, before, is_shown=True, node=scenario.canary)
         begun_s = time.monotonic()
@@ -540,7 +575,11 @@ class FleetPlay:
         )
         controller = fleet.rollout_command(lambda line: self._show.line(f"controller: {line}"), "controller")
         try:
-            self._play(controller, report)
+            self._to_halt(controller)
+            if shell is not None:
+                shell(fleet.environment())
+            else:
+                self._play(controller, report)
         except RuntimeError as error:
             report.problems.append(str(error))
         controller.stop()
@@ -551,18 +590,22 @@ class FleetPlay:
         report.requests = sum(record.resource != "events" for record in fleet.server.requests)
         report.timeline = list(self._watcher.timeline)
         report.after = self._state()
-        if not report.problems:  # else more problems would follow from it
+        if shell is None and not report.problems:  # else more problems would follow from it
             report.problems = [*problems(scenario, course), *self._left_on_host(before, report.after)]
         return report
 
-    def _play(self, controller: Process, report: ScenarioReport) -> None:
-        """Play the parts. Raises RuntimeError if one does not end."""
-        scenario, fleet, course = self._scenario, self._fleet, self._watcher.course
+    def _to_halt(self, controller: Process) -> None:
+        """Play to the halt. Raises RuntimeError if it is not reached."""
+        scenario, fleet = self._scenario, self._fleet
         self._until(controller, Phase.COMPLETE, scenario.old)
         self._show.chapter(f"kubectl apply: driver {scenario.bad.version}, whose module does not load")
         fleet.set_release(scenario.bad)
         self._until(controller, Phase.HALTED, scenario.bad)
-        course.halted = self._watcher.picture.message
+        self._watcher.course.halted = self._watcher.picture.message
+
+    def _play(self, controller: Process, report: ScenarioReport) -> None:
+        """Play the parts after the halt. Raises RuntimeError if one does not end."""
+        scenario, fleet, course = self._scenario, self._fleet, self._watcher.course
         report.exit_codes = [self._ask("status"), self._ask("undo")]
         course.answers = tuple(report.exit_codes)
         self._until(controller, Phase.COMPLETE, scenario.old)

@@ -49,7 +49,7 @@ class HostTree(Struct, frozen=True):
             self.write(f"sys/bus/pci/devices/0000:c1:00.0/{name}", f"0x{value}")
         self.bin.mkdir(parents=True)
         for tool in TOOLS:
-            self._tool(self.bin / tool, tool)
+            self.add_tool(self.bin / tool, tool)
         self._new_boot()
 
     def add_driver(
@@ -78,7 +78,7 @@ class HostTree(Struct, frozen=True):
         (folder.parent / "modules.dep").write_text("".join(lines))
         probe = self.profile.probe
         if probe is not None:
-            self._tool(self.inside(root) / probe.search[0] / probe.tool, probe.tool)
+            self.add_tool(self.inside(root) / probe.search[0] / probe.tool, probe.tool)
 
     def load(self, root: str) -> None:
         for name in self.profile.modules.order or self.profile.modules.roots[:1]:
@@ -186,7 +186,7 @@ class HostTree(Struct, frozen=True):
     def _new_boot(self) -> None:
         self.write("proc/sys/kernel/random/boot_id", str(uuid.uuid4()))
 
-    def _tool(self, path: Path, name: str) -> None:
+    def add_tool(self, path: Path, name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         argv = shlex.join([sys.executable, "-I", "-S", fake_tools.__file__, name, str(self.root)])
         path.write_text(f'#!/bin/sh\nexec {argv} "$@"\n')

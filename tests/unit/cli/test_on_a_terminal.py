@@ -133,11 +133,46 @@ def test_in_the_shell_the_commands_find_the_node_as_the_scenario_left_it() -> No
     assert done.returncode == 0, "the shell's own exit status does not matter"
 
 
-@pytest.mark.parametrize("words", [["--all"], ["fleet"], ["wedge-to-reboot"], ["-o", "json"]], ids=" ".join)
-def test_the_shell_goes_with_one_scenario_of_one_node(words: list[str]) -> None:
+ON_THE_FLEET = """
+rollout() { driver-manager rollout "$@"; }
+until_it_says() { until rollout status | tee last | grep -q "$1"; do :; done; head -n 1 last; }
+runs() { driver-manager status -o json | grep '"ended"'; }
+cd "$HOST_ROOT"; rollout status; echo code $?; before=$(runs)
+rollout retry node-01; while test "$(runs)" = "$before"; do :; done; until_it_says '1 failed'; echo again
+rollout undo; until_it_says '12 updated'; rollout status --watch; rollout history
+new-driver; new-driver 2.0.1; rollout pause; until_it_says Paused; rollout resume; until_it_says WaitingForApproval
+rollout approve; rollout status --watch
+new-driver 2.0.0; until_it_says FailedBefore
+"""
+
+
+IN_ORDER = (
+    *("Halted (NodesFailed)", "code 12", "node-01 is retried", "Halted (NodesFailed)", "again", "goes back"),
+    *("Complete: ", "REVISION", "Paused: ", "resumed", "WaitingForApproval", "Complete: ", "FailedBefore"),
+)
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_in_the_shell_of_the_fleet_a_failed_canary_is_retried_and_undone_and_a_good_driver_approved() -> None:
+    done = sandbox("fleet", "--shell", given=ON_THE_FLEET)
+    scenario, _, rest = done.stdout.partition("are up until you leave this shell")
+    tries, _, shell = rest.partition("  exit\n")
+    assert "Halted: failureThreshold is 1, failed: node-01" in scenario
+    assert {"retry", "undo", "pause", "approve", "new-driver"} <= set(tries.split())
+    at = 0
+    for words in IN_ORDER:
+        at = shell.find(words, at)
+        assert at >= 0, f"{words} in {shell}"
+    assert "node-01: 0" not in shell, "what the run and the controller print is not for the shell"
+    assert done.stderr.splitlines() == ["usage: new-driver 1.2.92|2.0.0|2.0.1"]
+
+
+@pytest.mark.parametrize("words", [["--all"], ["wedge-to-reboot"], ["-o", "json"]], ids=" ".join)
+def test_the_shell_goes_with_one_scenario_without_a_rebooter(words: list[str]) -> None:
     done = sandbox("--shell", *words)
     assert done.returncode == ExitCode.USAGE
-    assert "--shell needs one scenario of one node" in done.stderr
+    assert "--shell needs one scenario without a rebooter" in done.stderr
 
 
 # an output that takes no more (ENOSPC) is an error in two lines, and changes nothing of what was done
