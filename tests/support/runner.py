@@ -74,7 +74,7 @@ class Part:
 
 
 LINT = Part("lint", argv=("scripts/lint",))
-"""Ends before the tests begin; the other Pythons are set up meanwhile."""
+"""Ends before the tests begin, which run after a finding too; the other Pythons are set up meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -330,8 +330,7 @@ def whole(run: str, names: Sequence[str], share: str | None) -> int:
             [part for part in lane if part.name not in impossible and (not names or part.name in names)]
             for lane in planned
         ]
-        if not any(result.failed for result in running.results):
-            together(running, chosen)
+        together(running, chosen)
     except Interrupted:
         running.stop()
         print("test: interrupted", file=sys.stderr)

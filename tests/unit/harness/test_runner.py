@@ -129,6 +129,15 @@ def only(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "LINT", Part("lint", argv=("true",)))
 
 
+def test_tests_run_after_a_finding_of_lint_which_fails_the_run(
+    only: None, logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "LINT", Part("lint", argv=("sh", "-c", "echo too long; exit 1")))
+    assert runner.whole(SUBMISSION, [], None) == 1
+    assert (logs / "it.log").exists()
+    assert "too long" in capsys.readouterr().out.partition("test: it ")[2], "the finding is reported at the end"
+
+
 def test_a_share_is_passed_on_to_pytest(only: None, logs: Path) -> None:
     assert runner.whole(SUBMISSION, [], "2/3") == 0
     assert (logs / "it.log").read_text() == "-m pytest -q --run submission --share 2/3 tests\n"
