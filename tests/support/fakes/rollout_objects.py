@@ -8,7 +8,8 @@ from datetime import UTC, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from driver_manager.domain.fleet.spec import APPROVED, GROUP, KIND, RETRY, UNDO, VERSION
+from driver_manager.domain.fleet.spec import APPROVED, GROUP, KIND, RETRY, UNDO, VERSION, RolloutPolicy
+from driver_manager.domain.schema import fields_of
 
 Json = dict[str, Any]
 
@@ -98,9 +99,7 @@ BAD = (
     Bad(
         "field-unknown",
         but(maxParralel=1),
-        "spec has a field 'maxParralel', expected one of approveReboots, daemonSet, failureThreshold, gates, "
-        "maxParallel, maxUnavailable, nodeTimeout, onHalt, paused, preflight, timezone, units, validationTimeout, "
-        "waves, windows",
+        f"spec has a field 'maxParralel', expected one of {', '.join(sorted(fields_of(RolloutPolicy)))}",
     ),
     field("paused", "yes", FLAG, "must be of type boolean"),
     field("paused", 1, FLAG, "must be of type boolean"),
