@@ -45,16 +45,11 @@ class Substitution:
 
 SUBSTITUTIONS = (
     Substitution(
-        r"kubectl config view .*?\| kubectl .*?exec -i .*?-- (driver-manager \S+)(?: --node-name=N)?(.+)",
+        r"kubectl config view .*?\| kubectl .*?exec -i .*?-- (driver-manager \S+)(?: --node-name=\$N)?(.+)",
         r'cat "$KUBECONFIG" | env -u KUBECONFIG \1\2',
         "no cluster: what runs in the container is run, with a kubeconfig through a pipe as there",
     ),
-    Substitution(r"kubectl .*?debug node/\S+ .*?-- sleep 1h", None, "no cluster: nothing runs there yet"),
-    Substitution(
-        r"kubectl (?:-n \S+ )?debug node/\S+ .*?-- (driver-manager \S+)(?: --node-name=N)?(.+)",
-        r"\1\2",
-        "no cluster: what runs in the debug pod is run; the node tier runs the whole",
-    ),
+    Substitution(r"(N|A|D|read -r NS P IMAGE)[= ].+", None, "no cluster; the node tier and test_pages.py have one"),
     Substitution(r"kubectl .*?exec .*?-- (.+)", r"\1", "no cluster: what runs in the container is run"),
     Substitution(r"(kubectl|kustomize|helm|crictl) .+", None, "no cluster here; deploy/ has tests of its own"),
     Substitution(r"(buildah|podman|docker|skopeo) .+", None, "no image here; the image tier builds and runs it"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 from msgspec import Struct
@@ -31,7 +31,6 @@ from driver_manager.domain.reboot import state as reboot_metrics
 from driver_manager.domain.reboot.state import Record
 from driver_manager.domain.run_report import RunFigures, RunReport, run_families
 from driver_manager.domain.settings import AnySetting, SettingKind
-from driver_manager.domain.swap.steps import AnyStep
 from driver_manager.profiles import builtin
 from tests.assurance.mutants.catalogue import MUTANTS
 from tests.support.docs import profile_keys, rollout_object
@@ -371,22 +370,14 @@ def _files() -> Iterator[str]:
 
 def _nights() -> str:
     rows = [
-        (
-            one.name,
-            code(one.headline),
-            code(one.state),
-            f"{code(one.event[0])}: {code(one.event[1].strip() + '…')}",
-            code(one.alert),
-        )
+        (code(one.headline), code(one.state), code(one.event[0]), f"[{one.alert}](#alert-{one.alert.lower()})")
         for one in NIGHTS
     ]
-    return table(("what happened", "`status` begins with", "the label", "the Event", "the alert"), rows)
+    return table(("`status` begins with", "label", "Event", "alert, and what to do"), rows)
 
 
 def _window_parts() -> str:
-    made = {part: codes(kind.__name__ for kind in get_args(AnyStep) if kind.part is part) for part in OutagePart}
-    rows = [(code(part.value), PART_MEANINGS[part], made[part]) for part in OutagePart]
-    return table(("part", "what its time goes to", "steps"), rows)
+    return table(("part", "what its time goes to"), [(code(part.value), PART_MEANINGS[part]) for part in OutagePart])
 
 
 def _mutants() -> str:
@@ -415,11 +406,7 @@ def pages() -> Mapping[Path, str]:
         DOCS / "reference.md": "\n\n".join(part.strip() for part in parts) + "\n",
         profiles: with_block(profiles.read_text(encoding="utf-8"), SCRIPT, profile_keys.rows()),
         operate: with_block(operate.read_text(encoding="utf-8"), SCRIPT, _nights()),
-        window: with_block(
-            with_block(window.read_text(encoding="utf-8"), SCRIPT, _window_parts()),
-            NODE_BLOCK,
-            measured.windows_as_markdown(measured.recorded()),
-        ),
+        window: with_block(window.read_text(encoding="utf-8"), SCRIPT, _window_parts()),
         METRICS_COMPONENT / "prometheusrule.yaml": _alerts(),
         profile_keys.SCHEMA: profile_keys.schema_text(),
         ROLLOUT_COMPONENT / "crd.yaml": rollout_object.manifest(SCRIPT),

@@ -56,8 +56,8 @@ from tests.support.tiers import skip_or_fail
 FILE = "by-hand.kubeconfig"
 ACCOUNT = "rebellions-driver"
 POD = "driver-pod"
-CREATE_TOKEN = f"kubectl -n {NAMESPACE} create token {ACCOUNT} --bound-object-kind=Pod --bound-object-name={POD}"
-IN_POD = f"kubectl -n {NAMESPACE} exec -i D -- "
+CREATE_TOKEN = "kubectl -n $NS create token $A --bound-object-kind=Pod --bound-object-name=$P"
+IN_POD = "kubectl -n $NS exec -i $D -- "
 
 
 def recipe() -> tuple[str, ...]:
@@ -66,6 +66,11 @@ def recipe() -> tuple[str, ...]:
     mine = [number for number, text in enumerate(found) if FILE in text]
     assert mine == list(range(mine[0], mine[-1] + 1)), "they are one block"
     return tuple(found[mine[0] : mine[-1] + 1])
+
+
+def variables() -> tuple[str, ...]:
+    """The commands of the page that find the driver pod of the node N, of any vendor."""
+    return tuple(one.text for one in commands(DOCS / "operate.md") if re.match(r"read |A=", one.text))
 
 
 def typed(line: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -110,22 +115,22 @@ def test_a_token_by_the_page_does_what_the_plugins_kubeconfig_cannot(
     (runner.tree.bin / "driver-manager").symlink_to(Path(sys.executable).parent / "driver-manager")
     pod = runner.environment(DRIVER_PROFILE="rebellions")
     inside = " ".join(f"{name}={pod[name]}" for name in ("PATH", "HOST_ROOT", "TERMINATION_LOG", "DRIVER_PROFILE"))
-    meant = {
-        IN_POD: f"env -i {inside} ",
-        "--node-name=N": f"--node-name={node.name}",
-        "--bound-object-name=P)": f"--bound-object-name={POD})",
-    }
+    meant = {IN_POD: f"env -i {inside} "}
+    values = {"NS": NAMESPACE, "N": node.name, "P": POD, "A": ACCOUNT}
 
     def types(line: str) -> subprocess.CompletedProcess[str]:
         for said, instead in meant.items():
             line = line.replace(said, instead)
-        return typed(f"set -o pipefail\n{line}", home, **mine)
+        return typed(f"set -o pipefail\n{line}", home, **mine, **values)
 
     with applied(admin_api, [one for one in render_with_namespace("rebellions") if one["kind"] != "DaemonSet"]):
         containers = [{"name": "c", "image": "i"}]
         spec = {"serviceAccountName": ACCOUNT, "nodeName": node.name, "containers": containers}
+        spec["initContainers"] = [{"name": MANAGER, "image": "i:1"}]
         body = {"metadata": {"name": POD}, "spec": {**spec, "terminationGracePeriodSeconds": 0}}
         made = admin_api.post(f"/api/v1/namespaces/{NAMESPACE}/pods", body)
+        found = types("\n".join((*variables(), 'echo "$NS $P $IMAGE $A"')))
+        assert found.stdout == f"{NAMESPACE} {POD} i:1 {ACCOUNT}\n", found.stderr
         if "token" not in types("kubectl create --help").stdout:  # before 1.24: what the newer one asks for
             meant[CREATE_TOKEN] = f"echo {request_token(admin_api, NAMESPACE, ACCOUNT, made)}"
         ended = types(status.replace(f"--kubeconfig={FILE} ", ""))

@@ -6,9 +6,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-
-import pytest
 
 from tests.support.control_plane.api import Json, gone
 from tests.support.docs.console import commands
@@ -27,18 +24,17 @@ def documented(pattern: str) -> str:
     return found
 
 
-def words_of(command: str, pod: str = "") -> list[str]:
-    """The words after kubectl, with the names that the page leaves to the reader."""
-    names = {"P": pod, "N": NAME, "node/N": f"node/{NAME}", "--node-name=N": f"--node-name={NAME}"}
-    names["--image=driver-manager"] = f"--image={IMAGE}"
-    program, *words = shlex.split(command)
+def words_of(command: str, pod: str = "", debugger: str = "") -> list[str]:
+    """The words after kubectl, with the values of the page's variables."""
+    values = {"N": NAME, "NS": NAMESPACE, "P": pod, "D": debugger, "IMAGE": IMAGE}
+    program, *words = shlex.split(re.sub(r"\$(\w+)", lambda found: values[found[1]], command))
     assert program == "kubectl"
-    return [names.get(word, word) for word in words if word not in ("-it", "-i")]
+    return [word for word in words if word != "-i"]
 
 
 def test_status_in_the_container_of_a_run_that_waits(held: Drivers) -> None:
     waiting_run(held)
-    command = documented(r"exec P -c k8s-driver-manager")
+    command = documented(r"exec \$P -c k8s-driver-manager")
     done = held.machine.kubectl(*words_of(command, held.a_pod().name))
     assert done.returncode == 0, done.stderr
     assert "paused" in done.stdout
@@ -46,7 +42,7 @@ def test_status_in_the_container_of_a_run_that_waits(held: Drivers) -> None:
 
 
 def test_status_in_the_sidecar_with_a_kubeconfig_through_a_pipe(drivers: Drivers) -> None:
-    reading, _, executing = documented(r"exec -i P -c health-watch").partition(" | ")
+    reading, _, executing = documented(r"exec -i \$P -c health-watch").partition(" | ")
     config = drivers.machine.kubectl(*words_of(reading))
     assert config.returncode == 0, config.stderr
     # From a pod the server has another address than from the node itself.
@@ -68,11 +64,12 @@ def debugging(machine: Machine, words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def test_status_in_a_debug_pod_with_a_kubeconfig_through_a_pipe(drivers: Drivers) -> None:
-    with debugging(drivers.machine, words_of(documented(r"debug node/N .*sleep"))) as (pod, path):
+    (starting,) = re.findall(r"kubectl .*sleep 1h", documented(r"debug node/\$N "))
+    with debugging(drivers.machine, words_of(starting)) as (pod, path):
         wait_until(lambda: drivers.api.get(path)["status"]["phase"] == "Running", "the debug pod runs")
-        reading, _, executing = documented(r"^kubectl config view --raw .*exec -i D").partition(" | ")
+        reading, _, executing = documented(r"^kubectl config view --raw .*exec -i \$D").partition(" | ")
         given = drivers.machine.kubectl(*words_of(reading)).stdout.replace("127.0.0.1", ADDRESS)
-        words = [pod if word == "D" else word for word in words_of(executing)]
+        words = words_of(executing, debugger=pod)
         done = drivers.machine.kubectl(words[0], words[1], "exec", "-i", *words[3:], given=given)
         assert done.returncode == 0, done.stderr
         assert drivers.version in done.stdout
@@ -93,25 +90,6 @@ def test_what_a_run_said_last_is_in_the_pods_status(held: Drivers) -> None:
     said = wait_until(message, "a termination message", every_s=0.5)
     assert said.startswith("exit 3: "), said
     assert "gated" in said
-
-
-@pytest.fixture
-def admin_config(machine: Machine) -> Iterator[None]:
-    path = machine.namespaces.root / "etc/kubernetes/admin.conf"
-    config = machine.plane.kubeconfig("admin", f"https://{ADDRESS}:6443")
-    path.write_text((machine.namespaces.root / config.lstrip("/")).read_text())
-    yield
-    path.unlink()
-
-
-def test_status_in_a_debug_pod(drivers: Drivers, admin_config: None) -> None:
-    with debugging(drivers.machine, words_of(documented(r"debug node/N .*admin.conf"))) as (pod, path):
-        ended = partial(lambda: drivers.api.get(path)["status"]["phase"] in ("Succeeded", "Failed"))
-        wait_until(ended, "the end of the debug pod")
-        said = drivers.machine.kubectl("logs", "-n", NAMESPACE, pod).stdout
-        assert drivers.api.get(path)["status"]["phase"] == "Succeeded", said
-        assert drivers.version in said
-        assert NAME in said
 
 
 def debug_pod(machine: Machine, words: list[str]) -> str:
