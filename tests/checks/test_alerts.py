@@ -73,6 +73,7 @@ def test_an_alert_says_what_it_is_and_what_to_do_and_leads_to_the_page(name: str
     assert notes.keys() == {"summary", "description", "runbook"}
     assert all(text.strip().endswith((".", "=true")) for text in (notes["summary"], notes["description"]))
     page, _, anchor = notes["runbook"].partition("#")
+    assert anchor == f"alert-{name.lower()}"
     assert anchor in anchors((ROOT / page).read_text(encoding="utf-8"))
 
 

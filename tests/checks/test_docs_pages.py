@@ -12,14 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.docs.console import PAGES
+from driver_manager.profiles import builtin
+from tests.support.docs.console import PAGES, commands
 from tests.support.docs.markdown import DOCS, FENCED, ROOT, anchors
 from tests.support.node.measured import Action, recorded
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 README_LINES = 200
+WORDS = {"concepts.md": 2_000, "glossary.md": 700, "operate.md": 4_000, "upgrade-walkthrough.md": 500, "window.md": 800}
 ANSWERS = ("- **Looks like:** ", "- **Why:** ", "- **Do:** ")
+ESCALATE = "- **Escalate:** "
 PACKAGE, TESTS = ROOT / "driver_manager", ROOT / "tests"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
@@ -51,11 +54,22 @@ def test_the_readme_is_short_and_links_every_page() -> None:
     assert {f"docs/{page.name}" for page in PAGES if page.parent == DOCS} <= linked
 
 
+@pytest.mark.parametrize(("page", "limit"), WORDS.items())
+def test_a_page_keeps_its_limit_of_words(page: str, limit: int) -> None:
+    assert len((DOCS / page).read_text(encoding="utf-8").split()) <= limit
+
+
+def test_every_command_of_the_runbook_is_for_each_vendor() -> None:
+    texts = [one.text for one in commands(DOCS / "operate.md")]
+    assert [(name, text) for name in builtin() for text in texts if builtin()[name].namespace in text] == []
+
+
 def test_every_symptom_says_what_it_looks_like_why_and_what_to_do() -> None:
     sections = re.split(r"^### ", (DOCS / "operate.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     own = {section.splitlines()[0]: section.partition("\n## ")[0] for section in sections}
     assert len(own) >= 25
     assert [name for name, section in own.items() if not all(answer in section for answer in ANSWERS)] == []
+    assert [name for name, section in own.items() if name.startswith("Alert ") and ESCALATE not in section] == []
 
 
 def names_in(file: Path) -> Iterator[str]:
