@@ -162,8 +162,6 @@ RECORD = Path(__file__).with_name("measured.json")
 HEAD = ("action", "what the kubelet did", "end state", "seconds")
 PARTS = "Where the time of the upgrade goes, from the deletion of the driver's pod to the ready marker:"
 PARTS_HEAD = ("part", "ours", "seconds")
-SHOWN_S = 0.005
-WINDOWS_HEAD = ("who loads", "window", "its parts")
 
 
 class Action(Enum):
@@ -274,20 +272,3 @@ def upgrades_as_markdown(measured: Json) -> str:
 
 def _ways(measured: Json) -> Iterator[tuple[str, Json]]:
     yield from measured["windows"]["ways"].items()
-
-
-def windows_as_markdown(measured: Json) -> str:
-    """The table of windows, and the machine they were measured on."""
-    rows = [
-        (
-            how,
-            f"{found['seconds']:.1f} s",
-            ", ".join(f"{part} {took:.2f} s" for part, took in found["parts"].items() if took >= SHOWN_S),
-        )
-        for how, found in _ways(measured)
-    ]
-    machine = (
-        f"On Kubernetes {measured['kubernetes']} and {measured['processors']} processors, load average "
-        f"{measured['windows']['load']} at the beginning."
-    )
-    return f"{table(WINDOWS_HEAD, rows)}\n\n{machine}"
