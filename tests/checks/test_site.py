@@ -37,7 +37,7 @@ def test_the_site_has_every_page_and_asks_nobody_else_for_anything(npm: None, tm
         assert re.search(r'<script src="[./]*mermaid\.js">', text), name
     assert (html / "mermaid.js").stat().st_size > 1_000_000
     drawn = sum(text.count('<pre class="mermaid">') for text in built.values())
-    assert drawn == sum(text.count("```mermaid") for text in TEXTS.values()) > 10
+    assert drawn == sum(text.count("```mermaid") for text in TEXTS.values()) > 2
 
 
 @pytest.mark.submission

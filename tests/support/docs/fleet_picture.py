@@ -48,8 +48,7 @@ STORIES = AT_RANDOM + len(TOLD) + 1
 NONE = "none"
 """In the picture: a node without a state."""
 
-Found = dict[str, dict[str, str]]
-"""By guard: what came of it, each with the first reason that was seen."""
+Found = dict[str, set[str]]  # by guard: what came of it
 
 
 @dataclass
@@ -58,7 +57,7 @@ class Seen:
 
     places: Found = field(default_factory=dict)
     cases: Found = field(default_factory=dict)
-    obstacles: Found = field(default_factory=dict)
+    obstacles: dict[str, str] = field(default_factory=dict)
     holds: Found = field(default_factory=dict)
     phases: Found = field(default_factory=dict)
     followers: dict[str, set[str]] = field(default_factory=dict)
@@ -70,11 +69,10 @@ class Seen:
             self._node(standing, seen.terms)
         for hold_guard in HOLD_GUARDS:
             if (hold := hold_guard(seen)) is not None:
-                _note(self.holds, hold_guard, f"{hold.phase.value}: {hold.reason}", hold.message)
+                _note(self.holds, hold_guard, f"{hold.phase.value}: {hold.reason}")
         view = view_of(seen)
         phase_guard = next(guard for guard in OUTLOOK_GUARDS if guard(view) is not None)
-        shown = decision.outlook
-        _note(self.phases, phase_guard, f"{shown.phase.value}: {shown.reason}", shown.message)
+        _note(self.phases, phase_guard, f"{decision.outlook.phase.value}: {decision.outlook.reason}")
         states = {node.name: node.upgrade for node in fleet.nodes}
         for act in decision.acts:
             if isinstance(act, MarkNode):
@@ -85,25 +83,24 @@ class Seen:
     def _node(self, standing: NodeStatus, terms: Terms) -> None:
         member, record, verdict = standing.member, standing.member.record, standing.verdict
         guard = next(guard for guard in PHASE_CASES if guard(member, terms) is not None)
-        _note(self.places, guard, verdict.place.value, verdict.reason)
+        _note(self.places, guard, verdict.place.value)
         self._obstacles(member, terms)
         if guard.__name__ == PHASE_CASES[3].__name__ and record is not None:
             case = next(case for case in JUDGE_CASES if case(member, record, terms) is not None)
             marks = [act.state.value for act in verdict.acts if isinstance(act, MarkNode) and act.state is not None]
-            _note(self.cases, case, code(marks[0]) if marks else "nothing", verdict.reason)
+            _note(self.cases, case, code(marks[0]) if marks else "nothing")
 
     def _obstacles(self, member: Member, terms: Terms) -> None:
         for obstacle in FOREIGN:
             if why := obstacle(member):
-                _note(self.obstacles, obstacle, "", why)
+                self.obstacles.setdefault(_name(obstacle), why)
         for why, holds in UNFIT:
             if holds(member, terms):
-                self.obstacles[why] = {"": why}
+                self.obstacles[why] = why
 
 
-def _note(found: Found, guard: Callable[..., object], result: str, reason: str) -> None:
-    results = found.setdefault(_name(guard), {})
-    results[result] = results.get(result) or reason
+def _note(found: Found, guard: Callable[..., object], result: str) -> None:
+    found.setdefault(_name(guard), set()).add(result)
 
 
 def _name(guard: Callable[..., object]) -> str:
@@ -133,18 +130,17 @@ def picture() -> str:
     return "\n".join(lines)
 
 
-def obstacle_table() -> str:
-    """Why a node is left out."""
-    rows = [("always", next(iter(seen().obstacles.get(_name(one), {}).values()), "")) for one in FOREIGN]
-    rows += [("when it would begin", why) for why, _ in UNFIT]
-    return table(("asked", "in this order, for example"), rows)
+def obstacles() -> str:
+    """Why a node is left out: always, and when it would begin."""
+    foreign = [seen().obstacles.get(_name(one), "") for one in FOREIGN]
+    parts = (("Always", foreign), ("Before it begins", [why for why, _ in UNFIT]))
+    return "\n\n".join(f"{when}:\n\n" + "\n".join(f"- {why}" for why in found) for when, found in parts)
 
 
 def guard_table(result: str, guards: Iterable[Callable[..., object]], found: Found) -> str:
-    """The guards in the order in which they are asked, what came of each under the head `result`, and an example."""
-    rows = []
-    for number, guard in enumerate(guards, 1):
-        results = found.get(_name(guard), {})
-        example = next((reason for reason in results.values() if reason), "")
-        rows.append((f"{number}. {_name(guard)}", ", ".join(sorted(results)), example))
-    return table(("asked in this order", result, "for example"), rows)
+    """The guards in the order in which they are asked, and what came of each under the head `result`."""
+    rows = (
+        (f"{number}. {_name(guard)}", ", ".join(sorted(found.get(_name(guard), ()))))
+        for number, guard in enumerate(guards, 1)
+    )
+    return table(("asked in this order", result), rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 from msgspec.structs import replace
@@ -201,11 +201,13 @@ def _names(decided: Plan) -> tuple[str, ...]:
         name = type(step).__name__
         match step:
             case PlanAgain():
-                name += f" after {step.after}"
+                continue
             case TakeNode() if isinstance(following, WaitForCompletion):
                 name += " to cordon it first"
             case WaitForOperands() if before == PauseLast.__name__:
                 name += " that leave last"
+        if isinstance(following, PlanAgain):
+            name += ", PlanAgain"
         found.append(name)
         before = type(step).__name__
     return tuple(found)
@@ -241,11 +243,7 @@ def orders() -> tuple[Order, ...]:
     )
 
 
-def picture(order: Order) -> str:
-    """One decision as a Mermaid flowchart: round ends mark what only some plans have."""
-    lines = ["flowchart TD"]
-    names = [f"s{number}" for number, _ in enumerate(order.steps)]
-    for name, step in zip(names, order.steps, strict=True):
-        lines.append(f'    {name}["{step}"]' if step in order.always else f'    {name}(["{step}"])')
-    lines += [f"    {one} --> {other}" for one, other in pairwise(names)]
-    return "\n".join(lines)
+def steps(order: Order) -> str:
+    """The steps of one decision; those of every plan are bold."""
+    names = (f"**{step}**" if step in order.always else step for step in order.steps)
+    return ", ".join(names).replace(", PlanAgain", " ↻") or "no step"

@@ -175,7 +175,6 @@ def guards() -> str:
     rows = []
     for number, guard in enumerate(GUARDS, 1):
         found = seen().by_guard.get(_name(guard), {})
-        example = next(iter(found.values()), "")
         acts = ", ".join(act.value for act in RebootAct if act in found)
-        rows.append((str(number), _name(guard), acts, example))
-    return table(("", "guard", "decides", "for example"), rows)
+        rows.append((f"{number}. {_name(guard)}", acts, next(iter(found.values()), "")))
+    return table(("asked in this order", "decides", "for example"), rows)
