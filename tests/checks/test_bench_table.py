@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.assurance.bench import __main__ as command
-from tests.assurance.bench.figure import Figure, as_markdown
+from tests.assurance.bench.figure import Figure, Target, as_markdown
 from tests.assurance.bench.reconcile import PEAK
 
-MET = Figure("requests", "", (6.0, 6.0, 7.0), 6, "audit log")
-MISSED = Figure("reaction", "s", (0.61234, 0.7, 0.5), 0.5, "from outside")
-NONE = Figure("idle requests", "", (0.0,), 0, "a proxy counts")
-SLOW = Figure("overhead", "s", (0.9, 1.0, 1.2), 0.35, "from outside", (0.2, 0.25, 0.2), 5)
-TOO_SLOW = Figure("overhead", "s", (0.9, 1.0, 1.2), 0.35, "from outside", (0.1, 0.1, 0.2), 5)
+MET = Figure(Target.REQUESTS, (6.0, 6.0, 7.0), "audit log")
+MISSED = Figure(Target.WATCH_GROWTH, (0.61234, 0.7, 0.5), "from outside")
+NONE = Figure(Target.WATCH_REQUESTS, (0.0,), "a proxy counts")
+SLOW = Figure(Target.OVERHEAD, (0.9, 1.0, 1.2), "from outside", (0.2, 0.25, 0.2))
+TOO_SLOW = Figure(Target.OVERHEAD, (0.9, 1.0, 1.2), "from outside", (0.1, 0.1, 0.2))
 
 
 def test_the_most_memory_of_a_command_is_written_down(tmp_path: Path) -> None:
@@ -34,10 +34,10 @@ def test_a_row_has_target_median_and_range_and_the_median_decides() -> None:
     found = (MET, MISSED, NONE, SLOW, TOO_SLOW)
     assert [one.is_met for one in found] == [True, False, True, True, False]
     assert as_markdown(found[:4], "load 7").splitlines()[2:] == [
-        "| requests | ≤ 6 | 6 (6–7) | audit log |",
-        "| reaction | ≤ 0.5 s | 0.612 s (0.5–0.7) **missed** | from outside |",
-        "| idle requests | 0 | 0 | a proxy counts |",
-        "| overhead | ≤ 0.35 s or 5 × floor | 1 s (0.9–1.2), 4.5 × floor | from outside |",
+        "| API requests of one reconcile with 6 operands and 2 modules | ≤ 7 | 6 (6–7) | audit log |",
+        "| health-watch: growth in the second half | ≤ 0.1 MiB | 0.612 MiB (0.5–0.7) **missed** | from outside |",
+        "| health-watch: API requests | 0 | 0 | a proxy counts |",
+        "| whole overhead of a reconcile | ≤ 0.35 s or 5 × floor | 1 s (0.9–1.2), 4.5 × floor | from outside |",
         "",
         "load 7",
     ]

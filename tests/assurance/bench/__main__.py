@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.assurance.bench import reconcile, rollout
-from tests.assurance.bench.figure import Figure, as_markdown, floor_s
+from tests.assurance.bench.figure import Figure, Target, as_markdown, floor_s
 from tests.assurance.bench.reconcile import NODES, UNLIMITED, measure_crowd, measure_holders, measure_storm
 from tests.assurance.bench.watches import measure_rebooter, measure_watch, measure_watch_requests
 from tests.support.control_plane.servers import ControlPlane, plane_with_rights
@@ -65,10 +65,10 @@ def of_reconcile(plane: ControlPlane) -> list[Figure]:
     tools = f"stand-in tools in sh; {OVER.format(RUNS)}"
     deleted, whole = "from before its final DELETE is sent", "start to end of the process less the pods' second"
     return [
-        Figure("API requests of one reconcile with 6 operands and 2 modules", "", requests, 7, audited),
-        Figure("last pod's deletion to the process' exit", "s", reactions, 0.15, f"{deleted}; {tools}", floors, 2),
-        Figure("whole overhead of a reconcile", "s", overheads, 0.35, f"{whole}; {tools}", floors, 5),
-        Figure("peak memory of a reconcile", "MiB", peaks, 36.0, f"ru_maxrss, as in a pod; {OVER.format(PEAK_RUNS)}"),
+        Figure(Target.REQUESTS, requests, audited),
+        Figure(Target.REACTION, reactions, f"{deleted}; {tools}", floors),
+        Figure(Target.OVERHEAD, overheads, f"{whole}; {tools}", floors),
+        Figure(Target.PEAK, peaks, f"ru_maxrss, as in a pod; {OVER.format(PEAK_RUNS)}"),
     ]
 
 
@@ -76,7 +76,7 @@ def of_holders(plane: ControlPlane) -> list[Figure]:
     seconds = in_a_folder("holders among 5,000 processes", lambda f: measure_holders(plane, f, HOLDER_RUNS))
     how = f"whole command among 5,000 processes more; {OVER.format(HOLDER_RUNS)}"
     floors = tuple(floor_s() for _ in seconds)
-    return [Figure("`holders` on a host with 5,000 processes", "s", tuple(seconds), 1.0, how, floors, 14)]
+    return [Figure(Target.HOLDERS, tuple(seconds), how, floors)]
 
 
 def of_idle(plane: ControlPlane) -> list[Figure]:
@@ -84,9 +84,9 @@ def of_idle(plane: ControlPlane) -> list[Figure]:
     requests = in_a_folder("health-watch's requests", lambda f: measure_watch_requests(plane, f))
     how = "through a proxy that counts"
     return [
-        Figure("idle rebooter: resident memory", "MiB", (rebooter.rss_mib,), 16.0, "the most in 500 looks, VmRSS"),
-        Figure("idle rebooter: API requests", "", (float(rebooter.requests),), 0, f"in 500 looks, {how}"),
-        Figure("health-watch: API requests", "", (float(requests),), 0, f"in 200 probes, KUBECONFIG set, {how}"),
+        Figure(Target.REBOOTER_MEMORY, (rebooter.rss_mib,), "the most in 500 looks, VmRSS"),
+        Figure(Target.REBOOTER_REQUESTS, (float(rebooter.requests),), f"in 500 looks, {how}"),
+        Figure(Target.WATCH_REQUESTS, (float(requests),), f"in 200 probes, KUBECONFIG set, {how}"),
     ]
 
 
@@ -95,17 +95,16 @@ def of_rollout(plane: ControlPlane) -> list[Figure]:
     rolled = in_a_folder(f"rollout over {rollout.FEW} nodes", lambda f: rollout.measure_rolled(plane, f))
     few = f"audit log, {rollout.FEW} nodes in the default waves, 4 at a time; Events aside"
     idle = f"audit log over {rollout.IDLE_S:.0f} s after a rollout; watches and its Lease aside"
-    size = rollout.MANY
-    served = in_a_folder(f"rollout over {size} nodes of a real API server", lambda f: rollout.measure_served(plane, f))
-    how = f"{size:,} nodes of 15 KiB in the default waves, a tenth unavailable at most, real API server"
+    served = in_a_folder(f"rollout over {rollout.MANY} real Nodes", lambda f: rollout.measure_served(plane, f))
+    how = f"{rollout.MANY:,} nodes of 15 KiB in the default waves, a tenth unavailable at most, real API server"
     budget = f"{how}; a watch's view, write by write"
     rate = f"audit log, {how}; {served.requests_per_s:.0f} requests/s on the mean over {served.seconds:.0f} s"
     return [
-        Figure("rollout: writes for each node", "", (rolled.writes_per_node,), 4, few),
-        Figure("rollout: requests while nothing changes", "", (float(rolled.idle),), 0, idle),
-        Figure("rollout: most nodes unavailable", "", (float(served.most_unavailable),), size / 10, budget),
-        Figure(f"rollout: writes for each of {size:,} nodes", "", (served.writes_per_node,), 4, rate),
-        Figure(f"rollout: most memory with {size:,} nodes", "MiB", (served.peak_mib,), 110.0, f"VmHWM, {how}"),
+        Figure(Target.WRITES, (rolled.writes_per_node,), few),
+        Figure(Target.IDLE, (float(rolled.idle),), idle),
+        Figure(Target.UNAVAILABLE, (float(served.most_unavailable),), budget),
+        Figure(Target.MANY_WRITES, (served.writes_per_node,), rate),
+        Figure(Target.MANY_MEMORY, (served.peak_mib,), f"VmHWM, {how}"),
     ]
 
 
@@ -120,11 +119,10 @@ def of_big_fleets() -> list[Figure]:
     busy = f"processor time from facts to status, in the middle of a rollout; {OVER.format(DECISIONS)}"
     memory = f"VmHWM in a pod, Nodes of 15 KiB, until {rollout.DONE_OF_MOST} are upgraded; {server}"
     whole = f"from the template to Complete, {at_once.writes_per_node:.2f} writes for each node; {server}"
-    unlimited, taken = f"rollout: {many:,} nodes without a limit", (at_once.seconds,)
     return [
-        Figure(f"rollout: one decision about {most:,} nodes", "s", decisions, 0.1, busy, floors, 2),
-        Figure(f"rollout: most memory with {most:,} nodes", "MiB", (peak,), 150.0, memory),
-        Figure(unlimited, "s", taken, 60.0, whole, (floor_s(),), 900),
+        Figure(Target.DECISION, decisions, busy, floors),
+        Figure(Target.MOST_MEMORY, (peak,), memory),
+        Figure(Target.UNLIMITED, (at_once.seconds,), whole, (floor_s(),)),
     ]
 
 
@@ -138,8 +136,8 @@ def of_scale(plane: ControlPlane) -> list[Figure]:
     )
     ended = f"last pod's deletion to the end of the run; median {crowd.reactions_s[NODES // 2]:.2f} s"
     return [
-        Figure(f"requests per node, {NODES} at once less one alone", "", more, 0, audited),
-        Figure(f"p99 of the reaction, {NODES} nodes at once", "s", (crowd.p99_s,), 0.5, ended, (floor_s(),), 7),
+        Figure(Target.CROWD, more, audited),
+        Figure(Target.CROWD_REACTION, (crowd.p99_s,), ended, (floor_s(),)),
     ]
 
 
@@ -147,7 +145,7 @@ def of_storm() -> list[Figure]:
     say("1,000 clients sent away")
     with_jitter, without = measure_storm()
     how = f"real clients on simulated clocks, 5 s of 429 with Retry-After: 1; {without} of 1,000 without jitter"
-    return [Figure("most retries in 100 ms of 1,000 nodes", "", (float(with_jitter),), 200, how)]
+    return [Figure(Target.STORM, (float(with_jitter),), how)]
 
 
 def of_watch() -> list[Figure]:
@@ -156,22 +154,18 @@ def of_watch() -> list[Figure]:
     growth = "most memory in probes 5,500 to 10,000 less that in 1,000 to 5,500"
     share = "processor time of a probe over 9,000, as a share of 60 s; the tool's own aside"
     return [
-        Figure("health-watch: most memory in 10,000 probes", "MiB", (watch.rss_mib,), 16.0, how),
-        Figure("health-watch: growth in the second half", "MiB", (watch.growth_mib,), 0.1, growth),
-        Figure("health-watch: processor, one probe a minute", "%", (watch.idle_cpu_percent,), 0.1, share),
+        Figure(Target.WATCH_MEMORY, (watch.rss_mib,), how),
+        Figure(Target.WATCH_GROWTH, (watch.growth_mib,), growth),
+        Figure(Target.WATCH_PROCESSOR, (watch.idle_cpu_percent,), share),
     ]
 
 
 def of_demo() -> list[Figure]:
     found = []
-    for what, name, target_s, floors in (
-        ("the sandbox's demo", (), 10.0, 140),
-        ("the sandbox's story of a fleet", ("fleet",), 20.0, 300),
-    ):
-        say(what)
-        samples = [(measure_demo(*name), floor_s()) for _ in range(DEMO_RUNS)]
-        seconds, floors_s = zip(*samples, strict=True)
-        found.append(Figure(what, "s", seconds, target_s, f"whole command; {OVER.format(DEMO_RUNS)}", floors_s, floors))
+    for target, name in ((Target.DEMO, ()), (Target.FLEET_DEMO, ("fleet",))):
+        say(target.what)
+        seconds, floors_s = zip(*((measure_demo(*name), floor_s()) for _ in range(DEMO_RUNS)), strict=True)
+        found.append(Figure(target, seconds, f"whole command; {OVER.format(DEMO_RUNS)}", floors_s))
     return found
 
 

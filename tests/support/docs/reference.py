@@ -32,7 +32,13 @@ from driver_manager.domain.reboot.state import Record
 from driver_manager.domain.run_report import RunFigures, RunReport, run_families
 from driver_manager.domain.settings import AnySetting, SettingKind
 from driver_manager.profiles import builtin
+from tests.assurance.bench.figure import Target
+from tests.assurance.fuzz.targets import TARGETS
 from tests.assurance.mutants.catalogue import MUTANTS
+from tests.support.control_plane.fault_kinds import KINDS
+from tests.support.control_plane.fault_matrix import ROUTES
+from tests.support.control_plane.foreign_edits import HANDS, WAITS
+from tests.support.control_plane.sweep.scene import PATHS
 from tests.support.docs import profile_keys, rollout_object
 from tests.support.docs.markdown import DOCS, ROOT, code, codes, main, table, with_block
 from tests.support.fakes.night import NIGHTS
@@ -380,11 +386,17 @@ def _window_parts() -> str:
     return table(("part", "what its time goes to"), [(code(part.value), PART_MEANINGS[part]) for part in OutagePart])
 
 
-def _mutants() -> str:
-    rows = [
-        (code(one.name), one.breaks, codes(test.rpartition("/")[2] for test in one.tests)) for one in MUTANTS.values()
-    ]
-    return table(("mutant", "the promise that it breaks", "killed by"), rows)
+def _report() -> str:
+    """How many cases the tests of the promises have, and the targets of the benchmark."""
+    counts = {
+        "paths of the kill sweep": len(PATHS),
+        f"kinds of faults, for each request of {len(ROUTES)} routes": len(KINDS),
+        "pairs of a change by others and a wait": sum(hand.fits(wait) for hand in HANDS for wait in WAITS),
+        "fuzzed readers of input": len(TARGETS),
+        "mutants": len(MUTANTS),
+    }
+    sizes = table(("what", "number"), [(what, str(count)) for what, count in counts.items()])
+    return f"{sizes}\n\n{table(('benchmark', 'target'), [(one.what, str(one)) for one in Target])}"
 
 
 def _alerts() -> str:
@@ -397,8 +409,8 @@ def _alerts() -> str:
 def pages() -> Mapping[Path, str]:
     parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), *_files()]
     parts += [*_forms(), *rollout_object.reference()]
-    profiles, reliability, operate = DOCS / "profiles.md", DOCS / "reliability.md", DOCS / "operate.md"
-    window, readme = DOCS / "window.md", ROOT / "README.md"
+    profiles, operate = DOCS / "profiles.md", DOCS / "operate.md"
+    window, report, readme = DOCS / "window.md", DOCS / "test-report.md", ROOT / "README.md"
     return {
         readme: with_block(
             readme.read_text(encoding="utf-8"), NODE_BLOCK, measured.upgrades_as_markdown(measured.recorded())
@@ -410,8 +422,8 @@ def pages() -> Mapping[Path, str]:
         METRICS_COMPONENT / "prometheusrule.yaml": _alerts(),
         profile_keys.SCHEMA: profile_keys.schema_text(),
         ROLLOUT_COMPONENT / "crd.yaml": rollout_object.manifest(SCRIPT),
-        reliability: with_block(
-            with_block(reliability.read_text(encoding="utf-8"), SCRIPT, _mutants()),
+        report: with_block(
+            with_block(report.read_text(encoding="utf-8"), SCRIPT, _report()),
             NODE_BLOCK,
             measured.as_markdown(measured.recorded()),
         ),
