@@ -510,10 +510,21 @@ def test_chips_without_a_readable_bus_id_are_not_counted(name: str) -> None:
 
 ROWS = re.compile(r"^\| (\w+) \| (\w+) \| (?:(\d+): `(.*)`|no answer) \| [^|]* \|$", re.MULTILINE)
 DOCUMENTED = ROWS.findall((Path(__file__).parents[3] / "docs/profiles.md").read_text())
+LOST = "Unable to determine the device handle for GPU0000:C1:00.0: GPU is lost.  Reboot the system to recover this GPU"
+WARBOY = (
+    '[{"index":"0","arch":"warboy","device":"npu0","liveness":"alive","cores":[{"idx":0,"status":"available"}],'
+    '"pe_utilizations":[{"pe_core":0,"utilization":0.0}]}]'
+)
+P100A = (
+    '{"device_info": [{"board_info": {"bus_id": "0000:c1:00.0", "board_type": "p100a", "dram_status": false}, '
+    '"telemetry": {"heartbeat": "12"}}]}'
+)
+# AlexeyAB/darknet#86; lablup/all-smi, readers/furiosa.rs; tenstorrent/tt-smi#223, before firmware 19.7
+MORE = [("nvidia", "lost", "15", LOST), ("furiosa", "healthy", "0", WARBOY), ("tenstorrent", "healthy", "0", P100A)]
 KINDS = {"healthy": GOOD, "remark": GOOD, "sick": BAD, "lost": BAD, "slow": BAD, "unknown": UNCLEAR}
 
 
-@pytest.mark.parametrize(("vendor", "kind", "status", "sample"), DOCUMENTED)
+@pytest.mark.parametrize(("vendor", "kind", "status", "sample"), [*DOCUMENTED, *MORE])
 def test_an_answer_means_what_the_documentation_says(vendor: str, kind: str, status: str, sample: str) -> None:
     probe = PROFILES[vendor].probe
     assert probe is not None
