@@ -65,6 +65,8 @@ from driver_manager.domain.swap.vfio import impossible
 from driver_manager.domain.text import in_words, is_digest, json_text, one_line, several
 from driver_manager.profiles import meaning
 
+ON_NODE = "Run it in a pod on that node, with the host at /host, such as one of `kubectl debug node/NAME`."
+
 
 @command("holders", "List the processes that use the device.")
 @output_option
@@ -74,10 +76,10 @@ def holders_command(*, output: str, values: Values) -> int:
 
     Needs the host's /proc (PROC_ROOT) and, for the names of pods, the API server; without one it shows their uids.
     """
-    missing = PartialRead()
+    missing = PartialRead(log_form(values).place)
     session = missing.session(values)
     if not session.is_here:
-        raise ConfigError(f"this is not node {session.node.name}", "Run it on the node, with the host at /host.")
+        raise ConfigError(f"this is not node {session.node.name}", ON_NODE)
     loaded = session.ports().host.modules()
     count = users_of(loaded)
     nodes = driver_nodes(session.roots, session.profile)
@@ -247,7 +249,7 @@ def preflight_command(*, mode: str, kernel: str, output: str, values: Values) ->
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, mode=wanted.mode)
     obs = session.observe(session.node)
     if obs.host is None:
-        raise ConfigError(f"this is not node {obs.node.name}", "Run it on the node, with the host at /host.")
+        raise ConfigError(f"this is not node {obs.node.name}", ON_NODE)
     needed = rights_to_replace(session.profile, wanted)
     now = Situation.of(obs, session.profile, wanted)
     looked = checks(now)

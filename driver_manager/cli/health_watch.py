@@ -50,7 +50,9 @@ _ONCE_CODES = {
 """Exit codes of `--once`: 0 healthy, 5 the driver does not serve its devices, 6 unknown."""
 
 
-@command("health-watch", "Watch the driver's health continuously, as a sidecar of the driver container.")
+@command(
+    "health-watch", "Watch the driver's health continuously, as a sidecar of the driver container.", is_of_pods=True
+)
 @click.option("--once", is_flag=True, help="Take one sample, print it, change nothing: exit 0, 5 unhealthy, 6 unknown.")
 @click.option("--handover", is_flag=True, hidden=True, help="Print the settings of the loop, for a reload.")
 @output_option

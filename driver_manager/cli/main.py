@@ -16,8 +16,8 @@ from click.shell_completion import ShellComplete, get_completion_class
 
 from driver_manager import profiles, schemas
 from driver_manager.adapters.report.log import LogForm, LogReporter
-from driver_manager.cli.options import command, is_of_printing, put, unwritable
-from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError
+from driver_manager.cli.options import ScreenCommand, command, is_of_printing, put, unwritable
+from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError, at_place
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import LOG_FORMAT, TERMINATION_LOG, Setting
 from driver_manager.domain.text import json_text
@@ -175,7 +175,7 @@ def run(argv: list[str]) -> int:
     try:
         result: Any = cli.main(argv, prog_name="driver-manager", standalone_mode=False, obj=tuple(argv))
     except click.exceptions.Abort:
-        return _fail(ExitCode.STANDING_DOWN, "interrupted", "Nothing was changed.")
+        return _fail(argv, ExitCode.STANDING_DOWN, "interrupted", "Nothing was changed.")
     except click.exceptions.NoArgsIsHelpError as error:
         with contextlib.suppress(OSError):
             click.echo(error.format_message(), err=True)
@@ -195,11 +195,12 @@ def run(argv: list[str]) -> int:
 
 def _end(argv: list[str], error: ManagerError) -> int:
     if _wants_json(argv):
-        body = {"schemaVersion": schemas.VERSION, "error": error.what, "remedy": error.remedy}
+        remedy = at_place(error.remedy, _form(argv).place)
+        body = {"schemaVersion": schemas.VERSION, "error": error.what, "remedy": remedy}
         body |= {"exitCode": int(error.exit_code), **error.facts}
         with contextlib.suppress(ConfigError):  # the log has the error too
             put(json_text(body, indent=2))
-    return _fail(error.exit_code, error.what, error.remedy)
+    return _fail(argv, error.exit_code, error.what, error.remedy)
 
 
 def _wants_json(argv: list[str]) -> bool:
@@ -212,10 +213,19 @@ def _read(setting: Setting[str]) -> str:
     return os.environ.get(setting.env) or str(setting.default)
 
 
-def _fail(code: ExitCode, what: str, remedy: str) -> int:
-    wanted = _read(LOG_FORMAT)
-    as_json = wanted == "json" or (wanted != "text" and not sys.stderr.isatty())
-    return LogForm(as_json, termination_log=_read(TERMINATION_LOG)).fail(time.time, code, what, remedy)
+def _fail(argv: list[str], code: ExitCode, what: str, remedy: str) -> int:
+    return _form(argv).fail(time.time, code, what, remedy)
+
+
+def _form(argv: list[str]) -> LogForm:
+    """The form of the log, for a command line that click may not have parsed."""
+    found: click.Command | None = cli
+    for word in argv:
+        if not isinstance(found, LazyGroup):
+            break
+        found = found.get_command(click.Context(found), word)
+    is_of_pods = isinstance(found, ScreenCommand) and found.is_of_pods
+    return LogForm.of(_read(LOG_FORMAT), "", _read(TERMINATION_LOG), is_of_pods=is_of_pods)
 
 
 # Completion of `kubectl driver-rollout`.

@@ -79,7 +79,14 @@ class SettingOption(click.Option):
 
 
 class ScreenCommand(click.Command):
-    """A command whose `--help` has at most 40 lines of 100 columns, and whose `--help-all` has everything."""
+    """A command whose `--help` has at most 40 lines of 100 columns, and whose `--help-all` has everything.
+
+    `is_of_pods`: containers of pods run it, so its log is JSON; the other commands are typed by people.
+    """
+
+    def __init__(self, *args: Any, is_of_pods: bool = False, **known: Any) -> None:
+        super().__init__(*args, **known)
+        self.is_of_pods = is_of_pods
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         found = super().get_params(ctx)

@@ -67,7 +67,7 @@ class Wired(Struct, frozen=True):
         return RebootFiles(self.roots, self.profile.paths.reboot_marker, self.profile.paths.rebooter_record)
 
 
-@command("rebooter", "Reboot the node when its marker asks for it and every condition is met.")
+@command("rebooter", "Reboot the node when its marker asks for it and every condition is met.", is_of_pods=True)
 @click.option("--dry-run", is_flag=True, help="Print what would be done and change nothing.")
 @with_options(
     settings.REBOOTER,

@@ -150,7 +150,9 @@ def policy_for(values: Values, mode: Mode) -> Policy:
 RUN_OPTIONS = (settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
 
 
-@command("reconcile-driver-state", "Bring the driver to the wanted state; the init container runs this.")
+@command(
+    "reconcile-driver-state", "Bring the driver to the wanted state; the init container runs this.", is_of_pods=True
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and change nothing (same as `plan`).")
 @output_option
 @with_options(*RUN_OPTIONS, (settings.METRICS_TEXTFILE,))
@@ -164,7 +166,7 @@ def reconcile_command(*, dry_run: bool, output: str, values: Values) -> int:
     return (_show_plan if dry_run else _run)(values, Mode.CONTAINER, output)
 
 
-@command("reconcile-vfio-state", "Give the devices to virtual machines; vfio-manager pods run this.")
+@command("reconcile-vfio-state", "Give the devices to virtual machines; vfio-manager pods run this.", is_of_pods=True)
 @click.option("--dry-run", is_flag=True, help="Print the plan and change nothing (same as `plan --mode vfio`).")
 @output_option
 @with_options(settings.CLUSTER, settings.VFIO, settings.HOST, settings.LOGGING, (settings.METRICS_TEXTFILE,))
@@ -259,7 +261,7 @@ def _announce(session: Session, outcome: Outcome) -> None:
     failed = outcome.exit_code is not ExitCode.DONE
     if failed:
         session.log.error(outcome.what, exit_code=int(outcome.exit_code))
-        session.log.error(f"what to do: {outcome.remedy}")
+        session.log.advise(outcome.remedy)
     else:
         session.log.info(outcome.what)
     last = f"exit {outcome.exit_code.value}: {outcome.what}"

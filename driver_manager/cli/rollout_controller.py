@@ -60,7 +60,7 @@ class FleetEndpoint:
         return NOT_FOUND
 
 
-@command("controller", "Run the rollouts of a namespace continuously, in the cluster.")
+@command("controller", "Run the rollouts of a namespace continuously, in the cluster.", is_of_pods=True)
 @with_options(settings.ROLLOUT, (settings.KUBECONFIG, settings.DRIVER_PROFILE, settings.PROFILE_FILE), settings.LOGGING)
 def controller_command(*, values: Values) -> int:
     """Watch the DriverRollouts of a namespace, and restart driver pods as their rules allow.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -22,11 +23,12 @@ from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.adapters.process import tools
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter, is_capable
+from driver_manager.cli.options import ScreenCommand
 from driver_manager.core.ports import Cluster, Ports
 from driver_manager.core.swap.run import Identity, PartReader, observe, strictly, warn_of_left
 from driver_manager.domain import selectors, settings
 from driver_manager.domain.deadline import Moment
-from driver_manager.domain.errors import ConfigError, ManagerError, NodeMissing, Terminated
+from driver_manager.domain.errors import ConfigError, ManagerError, NodeMissing, Place, Terminated, at_place
 from driver_manager.domain.host import Host
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import Node, Pod, PodList, is_this_host
@@ -177,10 +179,11 @@ def _with_last_label(profile: Profile, key: str) -> Profile:
 
 
 def log_form(values: Values) -> LogForm:
-    """The form of the log: text on a terminal and JSON lines otherwise, unless the options name one."""
-    wanted = values[settings.LOG_FORMAT]
-    as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
-    return LogForm(as_json, values[settings.LOG_LEVEL], values[settings.TERMINATION_LOG])
+    """The form of the log, from the options and the command that runs."""
+    context = click.get_current_context(silent=True)
+    is_of_pods = context is not None and isinstance(context.command, ScreenCommand) and context.command.is_of_pods
+    level, path = values[settings.LOG_LEVEL], values[settings.TERMINATION_LOG]
+    return LogForm.of(values[settings.LOG_FORMAT], level, path, is_of_pods=is_of_pods)
 
 
 class Session(Struct):
@@ -296,7 +299,7 @@ def _log(values: Values, clock: SystemClock, *, lists_steps: bool) -> LogReporte
     if lists_steps and not form.as_json and values[settings.LOG_FORMAT] != "text" and is_capable(sys.stderr):
         from driver_manager.adapters.report.steps import StepList  # noqa: PLC0415  # rarely needed
 
-        return StepList(clock.monotonic, level=form.level, stream=sys.stderr)
+        return StepList(clock.monotonic, level=form.level, stream=sys.stderr, place=form.place)
     return form.reporter(clock.wall)
 
 
@@ -406,8 +409,9 @@ T = TypeVar("T")
 class PartialRead:
     """A PartReader for commands that change nothing: keeps the error of a part, and the other parts are still shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place = Place.LAPTOP) -> None:
         self.errors: dict[ObservedPart, ManagerError] = {}
+        self._place = place
 
     def __call__(self, part: ObservedPart, read: Callable[[], T], otherwise: T) -> T:
         """See `driver_manager.core.swap.run.PartReader`. Raises NodeMissing and Terminated."""
@@ -416,6 +420,7 @@ class PartialRead:
         except (NodeMissing, Terminated):
             raise
         except ManagerError as error:
+            error.remedy = at_place(error.remedy, self._place)
             self.errors[part] = error
             return otherwise
 

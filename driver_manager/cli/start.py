@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import warnings
 
 LOOPS = frozenset({"health-watch", "rebooter", "rollout controller"})
 """Commands that handle signals, and end with exit code 0 on SIGTERM."""
@@ -27,6 +28,8 @@ COLLECT_AFTER = 100_000
 
 def entry() -> None:
     words = sys.argv[1:3]
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # libraries warn their users' authors, and not the people who read this
     signal.pthread_sigmask(signal.SIG_BLOCK, _kept(words))
     if not _is_loop(words):
         gc.set_threshold(COLLECT_AFTER)

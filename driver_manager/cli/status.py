@@ -123,7 +123,7 @@ def gather(values: Values, policies: Mapping[Mode, Policy], *, probes: bool) -> 
 
     `probes`: take a sample of the devices' health now.
     """
-    missing = PartialRead()
+    missing = PartialRead(log_form(values).place)
     session = missing.session(values)
     known = session.profile.passthrough
     if known is not None and known.is_wanted(session.node.labels):
@@ -568,7 +568,9 @@ def _slot_text(slot: Json) -> str:
 
 @command("status", "Show the driver's state and what needs attention.")
 @click.option("--probe", is_flag=True, help="Run the vendor's tool now, for the health of each device.")
-@click.option("--all", "is_of_all", is_flag=True, help="Show all nodes of the cluster; needs only the right to list Nodes.")
+@click.option(
+    "--all", "is_of_all", is_flag=True, help="Show all nodes of the cluster; needs only the right to list Nodes."
+)
 @output_option
 @with_options(*RUN_OPTIONS, (settings.REBOOT_ATTEMPTS_WINDOW, settings.VFIO_BIND), typed=settings.TYPED_BY_HAND)
 def status_command(*, probe: bool, is_of_all: bool, output: str, values: Values) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 
@@ -39,6 +39,43 @@ EXIT_MEANINGS: dict[ExitCode, str] = {
     ExitCode.OWNED_ELSEWHERE: "another run owns the node",
     ExitCode.ROLLOUT_STUCK: "rollout halted or stalled",
 }
+
+
+class Place(StrEnum):
+    """Where a command runs: started by a pod's container, or typed by a person in a pod on the node or elsewhere."""
+
+    POD = "pod"
+    NODE = "node"
+    LAPTOP = "laptop"
+
+
+_TRIED_AGAIN, _DO_AGAIN = "; the next run tries again.", ", then run the command again."
+_RETRIED, _CONTINUED = "No action needed: the next run tries again.", "No action needed: the next run continues."
+_REPEAT = "Run the command again."
+_TRUST = "Correct the server's address and its CA, certificate-authority in the kubeconfig."
+PHRASES = {
+    _TRIED_AGAIN: (_TRIED_AGAIN, _DO_AGAIN, _DO_AGAIN),
+    ", then run again.": (_TRIED_AGAIN, _DO_AGAIN, _DO_AGAIN),
+    "Run again.": (_RETRIED, _REPEAT, _REPEAT),
+    "No action needed; it is retried.": (_RETRIED, _REPEAT, _REPEAT),
+    "No action needed: the next run continues.": (_CONTINUED, _REPEAT, _REPEAT),
+    "Renew the credentials.": (
+        "Check that this pod's service account exists and that its token is mounted.",
+        "Check that this pod's service account exists and that its token is mounted.",
+        "Log in again, or renew the token in the kubeconfig.",
+    ),
+    _TRUST: ("Check ca.crt of this pod's service account, and KUBERNETES_SERVICE_HOST.", _TRUST, _TRUST),
+    "can be reached from this node": (*("can be reached from this node",) * 2, "can be reached from this machine"),
+    "set this node's clock": (*("set this node's clock",) * 2, "set this machine's clock"),
+}
+"""Phrases of remedies, each as a command in a pod, on the node and on a laptop prints it."""
+
+
+def at_place(remedy: str, place: Place) -> str:
+    """`remedy` in the words of `place`."""
+    for phrase, words in PHRASES.items():
+        remedy = remedy.replace(phrase, words[list(Place).index(place)])
+    return remedy
 
 
 class ManagerError(Exception):

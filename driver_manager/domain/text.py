@@ -110,6 +110,28 @@ def shortened(text: str, most: int) -> str:
     return f"{head.rstrip()}{GAP}{tail.lstrip()}".strip() if head or tail else f"{text[: most - 1]}…"
 
 
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def wrapped(line: str, columns: int, indent: int) -> list[str]:
+    """`line` in lines of at most `columns`, broken between words; all but the first are indented.
+
+    Whole if `columns` is 0. A longer word stays whole, as it may be a command. Styles take no columns.
+    """
+    lines, words, used = list[str](), list[str](), 0
+    for word in line.split(" "):
+        wide = len(_STYLE.sub("", word))
+        if columns and "".join(words) and used + wide > max(columns, indent + MIN_COLUMNS):
+            lines.append(" ".join(words))
+            words, used = [" " * (indent - 1)] if indent else [], indent
+        words.append(word)
+        used += wide + 1
+    return [*lines, " ".join(words)]
+
+
+MIN_COLUMNS = 20
+
+
 def shown(text: str) -> str:
     """`text` for a terminal: control characters other than line feeds are escaped."""
     letters = (one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)

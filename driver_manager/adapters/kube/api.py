@@ -306,7 +306,7 @@ _OUT_OF_DATE = frozenset({9, 10})
 _CHECK_SERVER = "Check what answers for the API server."
 _MEND_DATES = "Renew the API server's certificate, or set this node's clock if that is wrong; the next run tries again."
 _MEND_SOURCE = "Check the file or the plugin that the token comes from; the next run tries again."
-_MEND_TRUST = "Correct the server's address and its CA (certificate-authority in the kubeconfig, ca.crt in a pod)."
+_MEND_TRUST = "Correct the server's address and its CA, certificate-authority in the kubeconfig."
 
 
 def load_client(kubeconfig: str | None) -> Transport:
@@ -590,7 +590,7 @@ class KubeApi:
         self._starting_until_s = self._clock.monotonic() + STARTING_S
         if doubt is None:
             proxied = f"The request went through the proxy in {error.proxy}; add the API server to NO_PROXY"
-            remedy = f"{proxied} if the node reaches it without the proxy." if error.proxy else ""
+            remedy = f"{proxied} if it can be reached without the proxy." if error.proxy else ""
             return Transient(str(error), remedy=remedy)
         if doubt.verify_code in _OUT_OF_DATE:
             return Transient(f"the API server's certificate is out of date: {doubt.verify_message}", remedy=_MEND_DATES)

@@ -388,7 +388,8 @@ class KubeCluster:
 
     def _missing(self) -> NodeMissing:
         return NodeMissing(
-            f"node {self._node_name} does not exist", "Set NODE_NAME (or --node-name) to the node this runs on."
+            f"node {self._node_name} does not exist",
+            "Set NODE_NAME (or --node-name) to the name of a node, as `kubectl get nodes` shows it.",
         )
 
     def _may(self, verb: str, resource: str) -> bool:

@@ -108,7 +108,7 @@ def no_way(where: str, why: str) -> tuple[str, str]:
     """Message and remedy if the run cannot connect to the cluster. `where` is the kubeconfig or ""."""
     return (
         f"cannot connect to the cluster{f' with {where}' if where else ''}: {why}",
-        "Set KUBECONFIG (or --kubeconfig) to a valid file, or run in a pod with a service account.",
+        "Set KUBECONFIG (or --kubeconfig) to a valid file. A pod can use its service account's token instead.",
     )
 
 

@@ -17,8 +17,8 @@ from typing import Any, TextIO
 
 from msgspec import Struct
 
-from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.text import json_text, one_line, sentences, shown
+from driver_manager.domain.errors import ExitCode, Place, at_place
+from driver_manager.domain.text import json_text, one_line, sentences, shown, wrapped
 
 # Terminals and colours. The lean loops import this module.
 
@@ -55,6 +55,14 @@ def for_terminal(text: str) -> str:
     return "".join(part if _STYLES.fullmatch(part) else shown(part) for part in _STYLES.split(text))
 
 
+def columns_of(stream: TextIO) -> int:
+    """Columns of the terminal, 0 if `stream` is none."""
+    try:
+        return size_of(stream)[0] if stream.isatty() else 0
+    except ValueError:
+        return 0  # a closed stream
+
+
 def size_of(stream: TextIO) -> tuple[int, int]:
     """Columns and lines of the terminal, 80 and 24 if unknown."""
     try:
@@ -86,6 +94,7 @@ def write_termination_log(path: str, what: str, remedy: str = "") -> None:
 
 
 LEVELS = ("debug", "info", "warning", "error")
+REMEDY = "what to do: "
 _COLOURS = {"warning": YELLOW, "error": RED}
 
 PATIENCE_S = 0.2
@@ -157,10 +166,24 @@ def outlet_of(stream: TextIO) -> Outlet | None:
 
 
 class LogReporter:
-    """See `driver_manager.core.ports_base.Reporter`. `wall` gives seconds since the epoch."""
+    """See `driver_manager.core.ports_base.Reporter`. `wall` gives seconds since the epoch.
 
-    def __init__(self, wall: Callable[[], float], *, as_json: bool, level: str, stream: TextIO | None = None) -> None:
+    `has_clock`: lines of text begin with the time, as in the log of a pod. Remedies are in the words of `place`.
+    """
+
+    def __init__(  # noqa: PLR0913  # all but the clock have names and are about the form
+        self,
+        wall: Callable[[], float],
+        *,
+        as_json: bool,
+        level: str,
+        stream: TextIO | None = None,
+        place: Place = Place.POD,
+        has_clock: bool = True,
+    ) -> None:
         self._wall = wall
+        self._place = place
+        self._has_clock = has_clock
         self._json = as_json
         self._least = LEVELS.index(level)
         self._stream = stream if stream is not None else sys.stderr
@@ -179,6 +202,10 @@ class LogReporter:
     def error(self, text: str, **fields: Any) -> None:
         self._write("error", text, **fields)
 
+    def advise(self, remedy: str) -> None:
+        """Log the remedy for the error before."""
+        self._write("error", f"{REMEDY}{remedy}")
+
     def ended(self, *, well: bool) -> None:
         """Note that the last step is over; `well`: it succeeded. A log has no current step to remove."""
 
@@ -188,7 +215,7 @@ class LogReporter:
     def _write(self, level: str, text: str, **fields: Any) -> None:
         if LEVELS.index(level) < self._least:
             return
-        self._emit(self._line(level, text, **fields))
+        self._emit(self._line(level, at_place(text, self._place), **fields))
 
     def _line(self, level: str, text: str, **fields: Any) -> str:
         text = text if self._json else one_line(text)  # JSON escapes control characters itself
@@ -198,7 +225,10 @@ class LogReporter:
         if self._json:
             at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', now)}.{ms:03d}+00:00"
             return json_text({"time": at, "level": level, "message": text, **fields}) + "\n"
-        return f"{time.strftime('%H:%M:%S', now)}.{ms:03d} {self._mark(level)}{text}\n"
+        if self._has_clock:
+            return f"{time.strftime('%H:%M:%S', now)}.{ms:03d} {self._mark(level)}{text}\n"
+        mark = "" if text.startswith(REMEDY) else self._mark(level)
+        return "\n".join(wrapped(f"{mark}{text}", columns_of(self._stream), 2)) + "\n"
 
     def _emit(self, text: str) -> None:
         if self._is_writing:  # a signal handler logs in the middle of a line, which the stream does not allow
@@ -225,20 +255,35 @@ class LogReporter:
 
 
 class LogForm(Struct, frozen=True):
-    """The form of a command's log: JSON lines or text, the lowest level, and the path of the termination log."""
+    """The form of a command's log: JSON lines or text, the lowest level, and the path of the termination log.
+
+    `place` and `has_clock`: see LogReporter.
+    """
 
     as_json: bool
     level: str = "info"
     termination_log: str = ""
+    place: Place = Place.POD
+    has_clock: bool = True
 
-    def reporter(self, wall: Callable[[], float]) -> LogReporter:
-        return LogReporter(wall, as_json=self.as_json, level=self.level)
+    @classmethod
+    def of(cls, wanted: str, level: str, termination_log: str, *, is_of_pods: bool) -> LogForm:
+        """The form that `wanted`, a value of LOG_FORMAT, means for a command that containers of pods run, or people."""
+        in_background = is_of_pods and not sys.stderr.isatty()
+        typed_in = Place.NODE if "KUBERNETES_SERVICE_HOST" in os.environ else Place.LAPTOP
+        as_json = wanted == "json" or (wanted != "text" and in_background)
+        return cls(as_json, level, termination_log, Place.POD if in_background else typed_in, is_of_pods)
+
+    def reporter(self, wall: Callable[[], float], level: str = "") -> LogReporter:
+        return LogReporter(
+            wall, as_json=self.as_json, level=level or self.level, place=self.place, has_clock=self.has_clock
+        )
 
     def fail(self, wall: Callable[[], float], code: ExitCode, what: str, remedy: str) -> int:
         """Log `what` and the remedy, and write both into the termination log; the exit code."""
-        log = LogReporter(wall, as_json=self.as_json, level="error")
+        log = self.reporter(wall, "error")
         log.error(what, exit_code=int(code))
         if remedy:
-            log.error(f"what to do: {remedy}")
-        write_termination_log(self.termination_log, f"exit {code.value}: {what}", remedy)
+            log.advise(remedy)
+        write_termination_log(self.termination_log, f"exit {code.value}: {what}", at_place(remedy, self.place))
         return code

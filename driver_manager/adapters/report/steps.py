@@ -24,6 +24,7 @@ from driver_manager.adapters.report.log import (
     painted,
     size_of,
 )
+from driver_manager.domain.errors import Place
 from driver_manager.domain.text import one_line
 
 ERASE_BELOW = "\x1b[J"
@@ -84,8 +85,10 @@ class _CurrentStep(Struct, frozen=True):
 class StepList(LogReporter):
     """See `driver_manager.core.ports_base.Reporter`. Call `ended` after the last step."""
 
-    def __init__(self, monotonic: Callable[[], float], *, level: str, stream: TextIO) -> None:
-        super().__init__(monotonic, as_json=False, level=level, stream=stream)
+    def __init__(
+        self, monotonic: Callable[[], float], *, level: str, stream: TextIO, place: Place = Place.LAPTOP
+    ) -> None:
+        super().__init__(monotonic, as_json=False, level=level, stream=stream, place=place, has_clock=False)
         self._monotonic = monotonic
         is_unicode = (stream.encoding or "").lower().startswith("utf")
         self._done, self._failed, self._now = UNICODE_MARKS if is_unicode else ASCII_MARKS
@@ -110,16 +113,13 @@ class StepList(LogReporter):
         with self._lock:
             self._settle(*((self._done, GREEN) if well else (self._failed, RED)))
 
-    def _write(self, level: str, text: str, **_: Any) -> None:
-        if LEVELS.index(level) < self._least:
-            return
+    def _write(self, level: str, text: str, **fields: Any) -> None:
         with self._lock:
-            self._emit(self._line(level, text))
+            super()._write(level, text, **fields)
             self._draw()
 
-    def _line(self, level: str, text: str, **_: Any) -> str:
-        indent = "  " if self._current is not None else ""
-        return f"{ERASE_LINE}{indent}{self._mark(level)}{one_line(text)}\n"
+    def _line(self, level: str, text: str, **fields: Any) -> str:
+        return f"{ERASE_LINE}{'  ' if self._current is not None else ''}{super()._line(level, text, **fields)}"
 
     def _settle(self, mark: str, colour: str) -> None:
         if self._current is not None:

@@ -408,7 +408,7 @@ class NodeLock:
         self._ports.log.is_serving = self._ports.log.is_open and self._serves()
         try:
             if not self._released_without_read(journal):
-                remedy = "Run again; the journal is still on the Node."
+                remedy = "The journal is still on the Node; the next run tries again."
                 changed = patch_until_current(
                     self._ports.cluster, self._ports.reporter, lambda node: self._change(node, journal), remedy
                 )

@@ -119,7 +119,7 @@ class Handoff:
         raise PodsRemain(
             f"the operator did not confirm within {deadline.allowed_s:g} s that it is safe to load: it has not "
             f"removed {step.key}",
-            "Check the operator's log and its state for this node; the next run asks again.",
+            "Check the operator's log and its state for this node; the next run tries again.",
         )
 
     def _not_moved(self, step: AskOperator, error: PodsRemain, deadline: Deadline) -> PodsRemain:
@@ -130,7 +130,7 @@ class Handoff:
         return PodsRemain(
             f"the operator did not react to {step.key} within {deadline.allowed_s:g} s (its state: {state or 'none'}), "
             f"and {several(step.pods)} still use the driver",
-            "Check the operator's log, or delete the pods; the request stays, and the next run waits again.",
+            "Check the operator's log, or delete the pods; the next run tries again.",
         )
 
     def _withdraw(self, key: str, value: str, is_ours: Callable[[Node], bool] = lambda _: True) -> None:

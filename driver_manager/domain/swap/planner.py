@@ -384,7 +384,7 @@ def _verify(situation: Situation) -> Plan:
     if situation.obs.journal is not None and situation.obs.journal.devices:
         raise PreflightFailed(
             "a run that was giving devices to virtual machines was not completed, and DRIVER_LOAD=none loads no driver",
-            "Run again: what that run changed on the devices is undone when the node is released.",
+            "What it changed on the devices is undone when the node is released; the next run tries again.",
         )
     found = verified(situation)
     users = users_stay(situation, "the driver stays loaded")

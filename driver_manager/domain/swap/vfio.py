@@ -51,7 +51,7 @@ from driver_manager.domain.swap.steps import (
 )
 from driver_manager.domain.text import several
 
-END_IT = "Shut that virtual machine down, or end the process that has the IOMMU group open; then run again."
+END_IT = "Shut that virtual machine down, or end the process that has the IOMMU group open, then run again."
 STUCK = (
     "End that process: the unbind then continues by itself, and so does the next run. If the process does not end, "
     "reboot the node."

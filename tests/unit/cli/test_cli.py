@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import click
@@ -30,8 +31,9 @@ def _no_files(_bare: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def errors(captured: str) -> list[str]:
-    """The messages of JSON log lines."""
-    return [json.loads(line)["message"] for line in captured.splitlines()]
+    """The messages of the log: JSON lines of a command of pods, text without a clock of one that people type."""
+    lines = captured.splitlines()
+    return [json.loads(one)["message"] if one[0] == "{" else one.removeprefix("error: ") for one in lines]
 
 
 @pytest.mark.parametrize(
@@ -131,13 +133,26 @@ def test_with_json_output_an_error_is_json_too(capfd: pytest.CaptureFixture[str]
     assert errors(err) == [body["error"], f"what to do: {body['remedy']}"]
 
 
-def test_an_error_in_text_is_not_json(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOG_FORMAT", "text")
-    assert run(["plan", "--node-name", "n", "--kubeconfig", "/absent"]) == ExitCode.USAGE
+TYPED, OF_PODS = r"error: .*\nwhat to do: .*\n", r"\{.*\}\n\{.*\}\n"
+WITH_CLOCK = r"[\d:.]{12} error: .*\n[\d:.]{12} error: what to do: .*\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "wanted", "form"),
+    [
+        *((argv, "auto", TYPED) for argv in (["plan"], ["rollout", "status"], ["rollout", "contrller"], ["staus"])),
+        *((argv, "auto", OF_PODS) for argv in (["rebooter"], ["rollout", "controller"], ["uninstall_driver"])),
+        (["health-watch"], "text", WITH_CLOCK),
+        (["plan"], "json", OF_PODS),
+    ],
+)
+def test_only_commands_of_pods_log_json_and_a_clock(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, argv: list[str], wanted: str, form: str
+) -> None:
+    monkeypatch.setenv("LOG_FORMAT", wanted)
+    assert run([*argv, "--bogus"]) == ExitCode.USAGE
     out, err = capfd.readouterr()
-    assert out == ""
-    assert "error: cannot connect to the cluster" in err
-    assert "error: what to do: " in err
+    assert (out, re.fullmatch(form, err) is not None) == ("", True), err
 
 
 def test_the_last_line_goes_to_the_termination_log(tmp_path: Path) -> None:

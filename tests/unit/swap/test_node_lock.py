@@ -192,7 +192,7 @@ def test_a_node_that_keeps_changing_ends_with_api_unavailable() -> None:
         scene.killer.at_call(number, partial(touch, scene))
     with pytest.raises(ApiUnavailable, match=f"{ATTEMPTS} patches conflicted") as caught:
         scene.lock.release(MINE)
-    assert "the journal is still on the Node" in caught.value.remedy
+    assert "The journal is still on the Node" in caught.value.remedy
 
 
 def test_a_replaced_node_is_left_alone() -> None:
