@@ -218,6 +218,14 @@ class DriverNode:
         again = self.runner.run(self.pod, MANAGER)
         assert (again.code, "nothing to do: driver is current" in again.last_line) == (0, True), again.err
 
+    def boot(self, *running: Running) -> None:
+        """The machine goes down with all that runs on it, and comes up again."""
+        for one in running:
+            one.kill()
+        self.tree.reboot()
+        (self.tree.root / self.tree.profile.paths.state_file.lstrip("/")).parent.mkdir(exist_ok=True)
+        self.node.report_boot(self.tree.boot_id)
+
     def is_mounted(self) -> bool:
         return f" {self.tree.profile.paths.driver_root} " in (self.tree.root / "proc/1/mountinfo").read_text()
 

@@ -55,6 +55,7 @@ SUBSTITUTIONS = (
     Substitution(r"(buildah|podman|docker|skopeo) .+", None, "no image here; the image tier builds and runs it"),
     Substitution(r"(git|sudo|apt-get|curl|ssh|systemctl|setup-envtest) .+", None, "the world, not this project"),
     Substitution(r"\(umask 077; kubectl .+\)", None, "no cluster here; test_pages.py has one"),
+    Substitution(r"(for|rm -rf) .+", None, "no cluster and no host here; test_pages.py has both"),
     Substitution(r"rm by-hand\.kubeconfig", None, "what makes it is not run either"),
     Substitution(r"cd .+", None, "the world, not this project"),
     Substitution(r"scripts/(reference|pictures)", r"scripts/\1 --check", "it would write into the checkout"),

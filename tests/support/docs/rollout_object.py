@@ -69,7 +69,11 @@ def definition() -> Json:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}", "labels": {"app.kubernetes.io/part-of": "driver-manager"}},
+        # By the name an overlay is deleted without it: other vendors share it.
+        "metadata": {
+            "name": f"{PLURAL}.{GROUP}",
+            "labels": {"app.kubernetes.io/name": PLURAL, "app.kubernetes.io/part-of": "driver-manager"},
+        },
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",

@@ -24,7 +24,7 @@ from scripts.releasing.kustomize import OVERLAYS, only, render, render_with_name
 from tests.support.control_plane.api import Api, Json, refusal, wait_until
 from tests.support.control_plane.kubelet import NodeFactory, create_operands
 from tests.support.control_plane.pod_process import MANAGER, OLD, DriverNode, PodRunner, old_driver, settled, wait_pod
-from tests.support.control_plane.processes import RUN_TIMEOUT_S, Running
+from tests.support.control_plane.processes import RUN_TIMEOUT_S
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory
@@ -335,7 +335,7 @@ def test_a_driver_that_must_not_be_unloaded_is_replaced_by_an_approved_reboot(
     assert f"{NPU}approve-reboot" not in node.annotations()
     lease = "/apis/coordination.k8s.io/v1/namespaces/npu-operator/leases/driver-manager-reboots"
     assert node.api.get(lease)["spec"]["holderIdentity"] == node.name
-    boot(driver_node, waiting, rebooter)
+    driver_node.boot(waiting, rebooter)
 
     fresh = driver_node.runner.run(pod, MANAGER)
     assert fresh.code == 0, fresh.err
@@ -350,15 +350,6 @@ def test_a_driver_that_must_not_be_unloaded_is_replaced_by_an_approved_reboot(
     assert not (tree.root / "var/lib/ascend/.reboot-required").exists()
     reasons = {event["reason"] for event in node.api.list("/api/v1/namespaces/default/events")}
     assert {"RebootRequired", "RebootCompleted"} <= reasons
-
-
-def boot(driver_node: DriverNode, *running: Running) -> None:
-    """The machine goes down with all that runs on it, and comes up again."""
-    for one in running:
-        one.kill()
-    driver_node.tree.reboot()
-    (driver_node.tree.root / "run/ascend").mkdir()
-    driver_node.node.report_boot(driver_node.tree.boot_id)
 
 
 def test_the_watch_finds_a_device_node_that_is_younger_than_itself(settle: Callable[[str], DriverNode]) -> None:

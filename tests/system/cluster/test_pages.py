@@ -9,6 +9,7 @@ import copy
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,12 +19,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.profiles import builtin
-from scripts.releasing.kustomize import only, render, render_with_namespace
+from driver_manager.sandbox.host import HostTree
+from scripts.releasing.kustomize import DEPLOY, OVERLAYS, only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, gone, wait_until
-from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
+from tests.support.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
 from tests.support.control_plane.pod_process import (
     MANAGER,
     DriverNode,
@@ -34,7 +37,7 @@ from tests.support.control_plane.pod_process import (
     wait_pod,
 )
 from tests.support.control_plane.processes import RUN_TIMEOUT_S
-from tests.support.control_plane.rollout_fleet import FleetFactory
+from tests.support.control_plane.rollout_fleet import FleetFactory, serve_rollouts
 from tests.support.control_plane.runner import (
     JOURNAL,
     NEW,
@@ -48,7 +51,7 @@ from tests.support.control_plane.runner import (
     start_and_take,
 )
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane
-from tests.support.deploy.apply import applied, path_of
+from tests.support.deploy.apply import applied, apply, path_of
 from tests.support.docs.console import commands, commands_below, files
 from tests.support.docs.markdown import DOCS
 from tests.support.tiers import skip_or_fail
@@ -181,7 +184,7 @@ class Laptop:
     def __init__(self, plane: ControlPlane, home: Path) -> None:
         self.home = home
         self._mine = home / "mine.json"
-        self._env = {
+        self.env = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "KUBECONFIG": str(plane.kubeconfig(plane.admin.token)),
             "DRIVER_PROFILE": "rebellions",
@@ -195,7 +198,7 @@ class Laptop:
         """Type one line; `names` are what its single capital letters stand for."""
         for name, meant in names.items():
             line = re.sub(rf"\b{name}\b", meant, line)
-        return typed(line.replace("-k mine", f"-f {self._mine}"), self.home, **self._env)
+        return typed(line.replace("-k mine", f"-f {self._mine}"), self.home, **self.env)
 
     def types(self, line: str, **names: str) -> str:
         """As `tries`, for a line that ends well; what it prints."""
@@ -339,9 +342,7 @@ def test_a_node_that_a_killed_run_has_left_is_seen_from_a_laptop_and_released_on
 
 
 @pytest.mark.shares(6)
-def test_the_fleet_goes_back_and_everything_is_removed_by_the_page(
-    rollout_fleet: FleetFactory, admin_api: Api, laptop: Laptop
-) -> None:
+def test_the_fleet_goes_back_by_the_page(rollout_fleet: FleetFactory, laptop: Laptop) -> None:
     fleet = rollout_fleet(4)
     fleet.start()
     fleet.make_complete(waves=[{"name": "canary", "count": 1, "approval": True}, {"name": "rest"}])
@@ -366,34 +367,125 @@ def test_the_fleet_goes_back_and_everything_is_removed_by_the_page(
     fleet.set_driver("driver:bad")
     wait_until(lambda: "FailedBefore" in laptop.types(f"{status} || true"), "it is not tried again", 60)
 
-    delete, under_way, uninstall, labels, notes = said_in("Remove everything")
-    laptop.types(delete)
-    wait_until(lambda: not [word for word in fleet.states().values() if word != "upgrade-done"], "nobody is under way")
-    assert laptop.types(under_way).count("upgrade-done") == len(fleet.states())
-    rendered = (*render("rebellions"), *render("rebellions/rollout"))
-    objects = [one for one in rendered if one["kind"] not in APART]
-    laptop.edit(objects)
+
+REMOVE = "Remove everything"
+NOT_ON_THIS_SERVER = ("PodDisruptionBudget", "PodMonitor", "PrometheusRule")
+KINDS = (
+    *("core/serviceaccounts", "core/pods", "apps/daemonsets", "apps/deployments", "coordination.k8s.io/leases"),
+    *("rbac.authorization.k8s.io/roles", "rbac.authorization.k8s.io/rolebindings"),
+    *("rbac.authorization.k8s.io/clusterroles", "rbac.authorization.k8s.io/clusterrolebindings"),
+)
+
+
+def variables(vendor: str) -> dict[str, str]:
+    """What the page sets for the vendor, as a shell understands it."""
+    (line,) = re.findall(rf"^V={vendor} .*$", PAGE.read_text(), re.MULTILINE)
+    return dict(word.split("=", 1) for word in shlex.split(line))
+
+
+@pytest.mark.parametrize("vendor", OVERLAYS)
+def test_the_page_finds_every_key_of_a_vendor_and_no_other(vendor: str) -> None:
+    given, profile = variables(vendor), builtin()[vendor]
+    assert given["NS"] == profile.namespace
+    found = {name for name in profile.keys.names if re.match(given["D"], name)}
+    assert found == profile.keys.names
+    assert not [key for key in profile.deploy.on_unless_false if re.match(given["D"], key)]
+    assert profile.keys.condition == f"{given['D'].partition('/')[0]}/DriverReady"
+
+
+def everything(api: Api, node: Node, tree: HostTree, namespace: str) -> dict[str, object]:
+    """What could be left of an installation: of the Node, the cluster, the namespaces and the host's disk."""
+    read = node.read()
+    meta, root = read["metadata"], tree.profile.paths.driver_root
+    found: dict[str, object] = {kind: {*meta.get(kind, {})} for kind in ("labels", "annotations")}
+    found["conditions"] = {one["type"] for one in read["status"].get("conditions", [])}
+    for kind in KINDS:
+        group, _, plural = kind.partition("/")
+        listed = api.list(f"/api/v1/{plural}" if group == "core" else f"/apis/{group}/v1/{plural}")
+        spaces = (namespace, "default", None)
+        found[kind] = {one["metadata"]["name"] for one in listed if one["metadata"].get("namespace") in spaces}
+    disk = (path for path in (tree.root / "var").rglob("*") if not path.is_dir())
+    found["disk"] = {str(path) for path in disk if not str(path).startswith(f"{tree.root}{root}")}
+    return found
+
+
+def lead(runner: PodRunner, node: Node, deployment: Json) -> None:
+    """The controller of rollouts runs until it leads; its pod is gone then."""
+    meta, spec = deployment["metadata"], copy.deepcopy(deployment["spec"]["template"]["spec"])
+    spec |= {"nodeName": node.name, "terminationGracePeriodSeconds": 0}
+    path = f"/api/v1/namespaces/{meta['namespace']}/pods"
+    pod = node.api.post(path, {"metadata": {"name": f"{meta['name']}-{node.name}"}, "spec": spec})
+    (container,) = pod["spec"]["containers"]
+    container["env"] = [one for one in container["env"] if one["name"] != "ROLLOUT_STATUS_ADDR"]
+    running = runner.start(pod, "controller")
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{meta['namespace']}/leases"
+    wait_until(lambda: "rollout" in str(node.api.list(lease)), "the controller leads", RUN_TIMEOUT_S)
+    assert running.terminate().code == 0
+    gone(partial(node.api.delete, f"{path}/{pod['metadata']['name']}", grace_s=0))
+
+
+def replace_driver(driver_node: DriverNode) -> None:
+    """An upgrade to its end, with the reboot where the driver needs one."""
+    node, runner, profile = driver_node.node, driver_node.runner, driver_node.tree.profile
+    if not profile.paths.reboot_marker:
+        assert runner.run(driver_node.pod, MANAGER).code == 0
+        driver_node.install(NEW, "sample-2.0.1")
+        return
+    rebooters = wait_pod(node.api, node.name, f"{profile.name}-driver-rebooter")
+    waiting, rebooter = runner.start(driver_node.pod, MANAGER), runner.start(rebooters, "rebooter")
+    asked = profile.keys.reboot_required
+    wait_until(lambda: asked in node.labels(), "a reboot is asked for", RUN_TIMEOUT_S)
+    node.api.patch(node.path, {"metadata": {"annotations": {profile.keys.approve_reboot: "true"}}})
+    wait_until(lambda: driver_node.tree.is_reboot_requested, "the reboot command is given", RUN_TIMEOUT_S)
+    driver_node.boot(waiting, rebooter)
+    assert runner.run(driver_node.pod, MANAGER).code == 0
+    driver_node.install(NEW, "sample-2.0.1")
+    rebooter = runner.start(rebooters, "rebooter")
+    slot = f"/apis/coordination.k8s.io/v1/namespaces/{profile.namespace}/leases/driver-manager-reboots"
+    wait_until(lambda: not node.api.get(slot)["spec"].get("holderIdentity"), "the slot is given back", RUN_TIMEOUT_S)
+    assert rebooter.terminate().code == 0
+
+
+@pytest.mark.shares(6)
+@pytest.mark.parametrize("vendor", ["rebellions", "nvidia", "ascend"])
+def test_the_pages_removal_leaves_nodes_cluster_and_host_as_they_were(
+    vendor: str,
+    control_plane: ControlPlane,
+    containers: None,
+    admin_api: Api,
+    tmp_path: Path,
+    node: NodeFactory,
+    laptop: Laptop,
+) -> None:
+    given, tree = variables(vendor), old_driver(tmp_path, builtin()[vendor], OLD_DIGEST)
+    runner, mine = PodRunner(control_plane, admin_api, tree, tmp_path), node(boot_id=tree.boot_id)
+    serve_rollouts(admin_api)
+    apply(admin_api, only(render(f"{vendor}/namespace"), "Namespace"))
+    before = everything(admin_api, mine, tree, given["NS"])
+
+    rendered = (*render(vendor, "metrics", "node-condition"), *render(f"{vendor}/rollout"))
+    objects = [one for one in rendered if one["kind"] not in NOT_ON_THIS_SERVER]
+    rollout = yaml.safe_load((DEPLOY / f"overlays/{vendor}/rollout/driverrollout.yaml").read_text())
+    laptop.edit([*objects, rollout])
     laptop.types("kubectl apply --server-side --force-conflicts -k mine")
-    laptop.types(uninstall)
-    assert not [path_of(one) for one in objects if admin_api.answers(path_of(one))]
-    for name in fleet.nodes:
-        kept = {"labels": dict.fromkeys(LABELS, "x"), "annotations": dict.fromkeys(KEYS.names - LABELS - RELEASED, "x")}
-        admin_api.patch(f"/api/v1/nodes/{name}", {"metadata": kept})
-    laptop.types(labels)
-    laptop.types(notes)
-    for name in fleet.nodes:
-        meta = admin_api.get(f"/api/v1/nodes/{name}")["metadata"]
-        assert not KEYS.names & {*meta.get("labels", {}), *meta.get("annotations", {})}
-        assert f"{PREFIX}driver" not in meta["labels"]
+    driver_node = settled(mine, only(objects, "DaemonSet", f"{vendor}-driver"), tree, runner)
+    lead(runner, mine, only(objects, "Deployment"))
+    replace_driver(driver_node)
+    assert runner.run(driver_node.pod, MANAGER).code == 0
+    used = everything(admin_api, mine, tree, given["NS"])
+    assert [part for part in before if used[part] == before[part]] == [], "everything has been used"
 
-
-APART = ("Namespace", "PodDisruptionBudget")
-"""The control plane's own, and what this API server is too old for."""
-
-KEYS = builtin()["rebellions"].keys
-LABELS = {KEYS.state, KEYS.version, KEYS.upgrade_state, KEYS.skip, f"{PREFIX}driver"}
-RELEASED = {KEYS.journal, KEYS.cordon, KEYS.upgrade_enabled, KEYS.safe_load}
-"""What a run removes when it releases the node, and what is an operator's."""
+    delete, look, uninstall, leases, keys, condition, *host, definition, namespace = said_in("Remove everything")
+    assert ("delete crd" in definition, "delete namespace" in namespace) == (True, True), "other tests need both"
+    laptop.env |= given
+    laptop.types(delete, R=rollout["metadata"]["name"])
+    assert not re.search(r'\.(journal|rollout)"', laptop.types(look))
+    for line in (uninstall, leases, keys, condition):
+        laptop.types(line)
+    mine.set_labels(dict.fromkeys(driver_node.pod["spec"]["nodeSelector"]))
+    for line in host:
+        laptop.types(line.replace("/var/", f"{tree.root}/var/"))
+    wait_until(lambda: everything(admin_api, mine, tree, given["NS"]) == before, "nothing is left")
 
 
 OPERANDS_PAGE = DOCS / "operands.md"
