@@ -19,6 +19,7 @@ import pytest
 
 from driver_manager.domain.profile import Strategy
 from driver_manager.profiles import builtin
+from scripts.releasing import kustomize
 from scripts.releasing.chart import CHART
 from scripts.releasing.kustomize import OVERLAYS, only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, refusal, wait_until
@@ -28,9 +29,9 @@ from tests.support.control_plane.processes import RUN_TIMEOUT_S
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory
-from tests.support.deploy.apply import applied, apply, path_of
+from tests.support.deploy.apply import Right, applied, apply, may, path_of, rights_of, rules_of
 from tests.support.deploy.helm import Helm, HelmError, started
-from tests.support.deploy.meaning import canonical
+from tests.support.deploy.meaning import canonical, selectors
 
 NVIDIA = "gpu-operator"
 VALUES: Json = {"vendor": "nvidia", "networkPolicy": {"enabled": True}, "resourceQuota": {"enabled": True}}
@@ -231,6 +232,83 @@ def test_an_account_may_use_its_own_constraints_in_its_namespace_only(admin_api:
             if said["status"]["allowed"]:
                 found.add((account, name, namespace))
     assert found == {(account, account, "npu-operator") for account in accounts}
+
+
+VENDORS = ("rebellions", "nvidia", "ascend")
+AMID = ("metrics", "network-policy", "resource-quota", "openshift")
+NOT_SERVED = ("PodDisruptionBudget", "system:openshift:scc:nonroot-v2")
+"""The kind and the role that this server lacks; tests/checks/test_kubectl_renders.py has their names and selectors."""
+
+
+def by_kustomize(vendor: str, namespace: str, folder: Path) -> list[Json]:
+    """The overlay, copied with another namespace as docs/install.md says."""
+    shutil.copytree(kustomize.DEPLOY, folder / "deploy", dirs_exist_ok=True)
+    for file in (folder / f"deploy/overlays/{vendor}").rglob("default-namespace.yaml"):
+        file.write_text(file.read_text().replace(builtin()[vendor].namespace, namespace))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kustomize, "DEPLOY", folder / "deploy")
+        return [*render(vendor, *AMID), *render(f"{vendor}/rollout", "openshift-rollout")]
+
+
+def chosen(one: Json) -> Iterator[str]:
+    """The object's selectors of pods, as the API server takes them in a list."""
+    for selector in selectors(one):
+        labels = [f"{key}={value}" for key, value in selector.get("matchLabels", {}).items()]
+        among = [f"{each['key']} in ({','.join(each['values'])})" for each in selector.get("matchExpressions", [])]
+        yield ",".join(labels + among)
+
+
+@pytest.mark.shares(6)
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("tool", ["kustomize", "helm"])
+@pytest.mark.parametrize("spaces", [("one",) * 3, VENDORS], ids=["one-namespace", "several"])
+def test_vendors_in_one_cluster_share_no_object_no_pod_and_no_right(
+    helm: Helm, admin_api: Api, node: NodeFactory, tmp_path: Path, tool: str, spaces: tuple[str, ...]
+) -> None:
+    switches = {"networkPolicy": ON, "resourceQuota": ON, "openshift": ON, "metrics": ON, "rollout": ON}
+    made: dict[str, list[Json]] = {}
+    for vendor, space in zip(VENDORS, (f"{tool}-{space}" for space in spaces), strict=True):
+        apply(admin_api, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})
+        by_helm = {"vendor": vendor, **switches}
+        found = by_kustomize(vendor, space, tmp_path) if tool == "kustomize" else helm.render(by_helm, space)
+        made[vendor] = [one for one in found if not {one["kind"], one.get("roleRef", {}).get("name")} & {*NOT_SERVED}]
+    every = [one for objects in made.values() for one in objects]
+    by_path = {path_of(one): one for one in every}
+    shared = [one for one in every if len([other for other in every if path_of(other) == path_of(one)]) > 1]
+    assert [one["kind"] for one in shared] == ["CustomResourceDefinition"] * 3
+    assert shared == [shared[0]] * 3
+
+    with applied(admin_api, by_path.values()):
+        one_node = node()
+        for one in every:
+            if one["kind"] == "DaemonSet":
+                one_node.set_labels(one["spec"]["template"]["spec"]["nodeSelector"])
+                wait_pod(admin_api, one_node.name, one["metadata"]["name"])
+            if one["kind"] == "Deployment":
+                template = copy.deepcopy(one["spec"]["template"])
+                meta = {**template["metadata"], "name": f"{one['metadata']['name']}-0"}
+                pod = {"metadata": meta, "spec": {**template["spec"], "nodeName": one_node.name}}
+                admin_api.post(f"/api/v1/namespaces/{one['metadata']['namespace']}/pods", pod)
+        for vendor, objects in made.items():
+            for selector in (text for one in objects for text in chosen(one)):
+                pods = [pod["metadata"]["name"] for pod in admin_api.list("/api/v1/pods", labelSelector=selector)]
+                assert pods, selector
+                assert [name for name in pods if not name.startswith(f"{vendor}-")] == []
+            for account in (one for one in objects if one["kind"] == "ServiceAccount"):
+                own = rights_of(objects, account)
+                assert rights_of(every, account) == own
+                others = {right for one in every if one["kind"] == "Role" for right in named_rights(one)} - {*own}
+                assert [right for right in others if may(admin_api, account, right)] == []
+
+
+ON = {"enabled": True}
+
+
+def named_rights(role: Json) -> Iterator[Right]:
+    """The rights of a Role over objects by name."""
+    for group, resource, name, verb in rules_of(role):
+        if name:
+            yield role["metadata"]["namespace"], group, resource, name, verb
 
 
 NEW = "2.0.1"
