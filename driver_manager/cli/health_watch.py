@@ -22,6 +22,7 @@ from driver_manager.adapters.report.http import parse_address
 from driver_manager.cli import lean
 from driver_manager.cli.health_watch_loop import TARGET, Launch
 from driver_manager.cli.lean import NodeWay
+from driver_manager.cli.main import warn_of_mistyped
 from driver_manager.cli.options import command, in_form, output_option, put, with_options
 from driver_manager.cli.session import (
     host_roots,
@@ -74,6 +75,7 @@ def health_watch_command(*, once: bool, handover: bool, output: str, values: Val
     log = log_form(values)
     document = launch.to_document()
     if not handover:
+        warn_of_mistyped(log.reporter(time.time))
         lean.become(TARGET, document, log)
     put(json_text({"document": document, "log": asdict(log)}))
     return ExitCode.DONE

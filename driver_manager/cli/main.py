@@ -19,8 +19,8 @@ from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.cli.options import ScreenCommand, command, is_of_printing, put, unwritable
 from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError, at_place
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.settings import LOG_FORMAT, TERMINATION_LOG, Setting
-from driver_manager.domain.text import json_text
+from driver_manager.domain.settings import LOG_FORMAT, TERMINATION_LOG, Setting, mistyped
+from driver_manager.domain.text import json_text, several
 
 PROGRAM = "driver-manager"
 VARIABLE = "_DRIVER_MANAGER_COMPLETE"
@@ -254,3 +254,16 @@ def warn_of_unheeded(profile: Profile, log: LogReporter) -> None:
     for name in profile.commands.unheeded:
         if os.environ.get(name, "").lower() in ("1", "t", "true"):
             log.warn(f"{name} is set but has no effect here; see docs/migrating.md")
+    warn_of_mistyped(log)
+
+
+def warn_of_mistyped(log: LogReporter) -> None:
+    for name, near in mistyped(os.environ).items():
+        log.warn(f"{name} is set, and no option reads it: did you mean {near}?")
+
+
+def refuse_mistyped() -> None:
+    """Raise ConfigError for variables that look like options and are none: in a run they are only a warning."""
+    found = [f"{name} (did you mean {near}?)" for name, near in mistyped(os.environ).items()]
+    if found:
+        raise ConfigError(f"no option reads {several(found)}", "Correct or remove it where the container sets it.")

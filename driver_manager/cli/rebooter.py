@@ -24,6 +24,7 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogReporter
 from driver_manager.adapters.report.publish import Textfile
 from driver_manager.cli import lean
+from driver_manager.cli.main import warn_of_mistyped
 from driver_manager.cli.options import command, with_options, zone
 from driver_manager.cli.session import (
     eviction_consents,
@@ -102,6 +103,7 @@ def rebooter_command(*, dry_run: bool, values: Values) -> int:
         dry_run=dry_run,
     )
     log = log_form(values).reporter(clock.wall)
+    warn_of_mistyped(log)
     wired = Wired(values, clock, log, roots, profile, policy, _command(values))
     clock.install()
     # Read the kubeconfig even if there is nothing to do, so that the command reports a bad one at its start.

@@ -16,7 +16,7 @@ from driver_manager.adapters.host.holders import whose
 from driver_manager.adapters.host.notes import HostClientNotes, RunFiguresFile
 from driver_manager.adapters.report.log import LogReporter, write_termination_log
 from driver_manager.adapters.report.publish import Textfile
-from driver_manager.cli.main import warn_of_unheeded
+from driver_manager.cli.main import refuse_mistyped, warn_of_unheeded
 from driver_manager.cli.options import command, in_form, output_option, put, put_after, with_options
 from driver_manager.cli.session import (
     Observer,
@@ -225,6 +225,7 @@ def plan_command(*, mode: str, output: str, values: Values) -> int:
 
 def _show_plan(values: Values, mode: Mode, output: str) -> int:
     wanted = policy_for(values, mode)
+    refuse_mistyped()
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, mode=mode)
     ports, obs = session.ports(), session.observe(session.node)
     session.warn_of_refused(obs)

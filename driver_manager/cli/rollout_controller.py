@@ -14,6 +14,7 @@ from driver_manager.adapters.kube.leases import ATTEMPT_S, LeaseLeadership, roll
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.report.http import NOT_FOUND, Heartbeat, HttpResponse, StatusServer, measured, probed
+from driver_manager.cli.main import warn_of_mistyped
 from driver_manager.cli.options import command, with_options, zone
 from driver_manager.cli.rollout_screen import namespace_of, refuse_without_state
 from driver_manager.cli.session import log_form, named_profile
@@ -74,6 +75,7 @@ def controller_command(*, values: Values) -> int:
     clock = LoopClock()
     clock.install()
     reporter = log_form(values).reporter(clock.wall)
+    warn_of_mistyped(reporter)
 
     def connect() -> Transport:
         return load_client(values[settings.KUBECONFIG] or None)

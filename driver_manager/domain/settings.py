@@ -6,7 +6,8 @@ constant has the name of its variable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
@@ -422,3 +423,46 @@ HEADINGS: tuple[tuple[str, tuple[AnySetting, ...]], ...] = (
     (LOGGING.heading, tuple(LOGGING)),
 )
 """Every option under its heading, in the order of `--help`."""
+
+# Variables that are set and that no option reads. Others than ours are in the environment of a container too.
+
+_PREFIXES = ("HEALTH_WATCH_", "NPU_POD_EVICTION_", "REBOOTER_", "WAIT_FOR_COMPLETION_")
+"""Beginnings of variables that only options of ours have."""
+
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT(_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)?$")
+"""Variables of a Service (kubernetes, pkg/kubelet/envvars)."""
+
+_SHORTEST, _TYPO = 9, 2
+"""Characters of the shortest name that is compared, and the most that a typo changes, next to each other."""
+
+
+def mistyped(environ: Iterable[str]) -> dict[str, str]:
+    """The variables of `environ` that no option reads and that look like ours, each with the nearest of ours.
+
+    Names of the cluster and of the log, such as POD_NAME, are not compared: other programs have similar ones.
+    """
+    import difflib  # noqa: PLC0415  # hardly ever needed
+
+    ours = {name for _, group in HEADINGS for one in group for name in (one.env, *one.also)}
+    common = {one.env for one in (*CLUSTER, *LOGGING)}
+    compared = sorted(name for name in ours - common if len(name) >= _SHORTEST)
+    found = {}
+    for name in sorted(set(environ) - ours):
+        if name.startswith(_PREFIXES) and not _SERVICE_LINK.search(name):
+            found[name] = difflib.get_close_matches(name, compared, 1, 0.0)[0]
+        elif near := next((one for one in compared if _is_typo(name, one)), ""):
+            found[name] = near
+    return found
+
+
+def _is_typo(name: str, wanted: str) -> bool:
+    """True if the names are equal but for a few characters next to each other."""
+    start = _common(name, wanted)
+    end = _common(name[start:][::-1], wanted[start:][::-1])
+    return max(len(name), len(wanted)) - start - end <= _TYPO
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((number for number, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -199,6 +199,16 @@ def test_a_variable_that_cannot_be_read_is_named_with_its_option(
     assert named in errors(capfd.readouterr().err)[0]
 
 
+@pytest.mark.parametrize("words", [["plan"], ["reconcile-driver-state", "--dry-run"]])
+def test_a_mistyped_variable_is_an_error_of_a_plan(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setenv("ENABLE_NPU_POD_EVICTON", "true")
+    assert run([*words, "--node-name", "n", "--kubeconfig", "/absent"]) == ExitCode.USAGE
+    said = "no option reads ENABLE_NPU_POD_EVICTON (did you mean ENABLE_NPU_POD_EVICTION?)"
+    assert errors(capfd.readouterr().err)[0] == said
+
+
 def test_every_command_that_prints_for_machines_takes_the_same_output_option_and_prints_text_without_it() -> None:
     found = {
         name: (option.opts, option.type.choices, option.default, option.help)
@@ -281,7 +291,10 @@ def test_a_switch_that_changes_nothing_here_is_named_where_it_is_on(
     monkeypatch.delenv("GPU_DIRECT_RDMA_ENABLED", raising=False)
     if value is not None:
         monkeypatch.setenv("GPU_DIRECT_RDMA_ENABLED", value)
+    monkeypatch.setenv("ENABLE_NPU_POD_EVICTON", "true")
     log = LogForm(as_json=False).reporter(lambda: 0.0)
     for profile in profiles.builtin().values():
         warn_of_unheeded(profile, log)
-    assert capsys.readouterr().err.count("GPU_DIRECT_RDMA_ENABLED is set but has no effect here") == int(warns)
+    warned = capsys.readouterr().err
+    assert warned.count("GPU_DIRECT_RDMA_ENABLED is set but has no effect here") == int(warns)
+    assert "ENABLE_NPU_POD_EVICTON is set, and no option reads it: did you mean ENABLE_NPU_POD_EVICTION?" in warned

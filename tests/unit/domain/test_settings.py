@@ -90,3 +90,29 @@ def test_each_constant_is_named_as_its_variable_and_stands_under_one_heading() -
     assert {name: one.env for name, one in constants.items()} == {name: name for name in constants}
     under = [one for _, group in settings.HEADINGS for one in group]
     assert sorted(one.env for one in under) == sorted(constants)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("ENABLE_NPU_POD_EVICTON", "ENABLE_NPU_POD_EVICTION"),
+        ("ENABLE_GPU_POD_EVICITON", "ENABLE_GPU_POD_EVICTION"),
+        ("GPU_POD_EVICTION_FORCE", "NPU_POD_EVICTION_FORCE"),
+        ("DRAIN_TIMEOUT_SECOND", "DRAIN_TIMEOUT_SECONDS"),
+        ("FORCE_REINSTAL", "FORCE_REINSTALL"),
+        ("FORCE_REINSTALLL", "FORCE_REINSTALL"),
+        ("HEALTH_WATCH_PERIOD", "HEALTH_WATCH_TIMEOUT"),
+        ("NPU_POD_EVICTION_TIMEOUT", "POD_EVICTION_TIMEOUT"),
+        *(
+            (name, "")
+            for name in ("ENABLE_NPU_POD_EVICTION", "DRAIN_USE_FORCE", "POD_NAMES", "LOGLEVEL", "KUBE_CONFIG")
+        ),
+        *((name, "") for name in ("SYSROOT", "NVIDIA_DRIVER_ROOT", "DRIVER_TOOLKIT_IMAGE", "GPU_DIRECT_RDMA_ENABLED")),
+        *((name, "") for name in ("USE_HOST_MOFED", "NVIDIA_VISIBLE_DEVICES", "HOSTNAME", "NODE_IP", "https_proxy")),
+        *((f"REBOOTER{end}", "") for end in ("_SERVICE_HOST", "_SERVICE_PORT", "_SERVICE_PORT_HTTP", "_PORT")),
+        *((f"HEALTH_WATCH_PORT_9400_TCP{end}", "") for end in ("", "_PROTO", "_PORT", "_ADDR")),
+        *((f"DRIVER_LOAD{end}", "") for end in ("_PORT", "_SERVICE_HOST")),
+    ],
+)
+def test_a_variable_that_is_nearly_one_of_ours_is_named_with_it(name: str, near: str) -> None:
+    assert settings.mistyped([name, "PATH", "HOME"]) == ({name: near} if near else {})
