@@ -400,7 +400,11 @@ ROLLOUT_STATUS_ADDR = ROLLOUT.text(
 LOGGING = Group("Log")
 
 LOG_FORMAT = LOGGING.choice(
-    "LOG_FORMAT", "auto: text on a terminal, else JSON.", "auto", choices=("auto", "text", "json"), is_common=True
+    "LOG_FORMAT",
+    "auto: JSON for commands of pods without a terminal, else text.",
+    "auto",
+    choices=("auto", "text", "json"),
+    is_common=True,
 )
 LOG_LEVEL = LOGGING.choice("LOG_LEVEL", "Minimum log level.", "info", choices=("debug", "info", "warning", "error"))
 TERMINATION_LOG = LOGGING.file(
