@@ -109,16 +109,19 @@ def holders_command(*, output: str, values: Values) -> int:
 def _table(holders: list[dict[str, Any]]) -> str:
     if not holders:
         return "no process uses the device"
-    rows = [("PID", "PROCESS", "NODE", "HOW", "POD", "CONTAINER")]
+    rows = [("PID", "PROCESS", "NODE", "HOW", "OWNER", "CONTAINER")]
     rows += [
-        (str(one["pid"]), one["process"], one["node"] or "-", one["how"], _pod(one), one["container"][:12] or "-")
+        (str(one["pid"]), one["process"], one["node"] or "-", one["how"], _owner(one), one["container"][:12] or "-")
         for one in holders
     ]
     return "\n".join(table(rows))
 
 
-def _pod(one: dict[str, Any]) -> str:
-    return one["pod"] or (f"unknown (uid {one['pod_uid']})" if one["pod_uid"] else "-")
+def _owner(one: dict[str, Any]) -> str:
+    """The pod, the virtual machine or the service of the host that the process belongs to."""
+    pod = one["pod"] or (f"unknown (uid {one['pod_uid']})" if one["pod_uid"] else "")
+    machine = f"VM {one['machine']}" if one["machine"] else ""
+    return ", ".join(filter(None, (pod and f"pod {pod}", machine, one["service"]))) or "-"
 
 
 # `stage`
@@ -365,7 +368,7 @@ def profile_group() -> None:
 def check_command(*, file: str, output: str) -> int:
     """Show every mistake in the profile in FILE, one line for each; if there is none, show what the profile means.
 
-    A line has the key, its value and what was expected. Exit code 2 where anything is wrong.
+    A line has the file, the line in it, the key, its value and what was expected. Exit code 2 where anything is wrong.
     """
     found = profiles.read_file(file)
     profile = found.profile
@@ -379,7 +382,7 @@ def check_command(*, file: str, output: str) -> int:
         put(json_text(body, indent=2))
         return ExitCode.USAGE if findings else ExitCode.DONE
     if profile is None:
-        put("\n".join(one_line(one.what) for one in found.problems))
+        put("\n".join(one_line(f"{file}:{one.line or 1}: {one.what}") for one in found.problems))
         raise ConfigError(
             f"profile {file} has {len(found.problems)} mistake(s)",
             "Fix the file: docs/profiles.md lists every key, `driver-manager profile schema` prints the JSON Schema "

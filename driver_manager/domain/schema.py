@@ -12,7 +12,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Annotated, Any, TypeVar
 
@@ -131,7 +131,7 @@ class Words(Struct, frozen=True):
     unknown: str
 
 
-TOML = Words("a table", "tables", "unknown key {path}; known keys here: {known}")
+TOML = Words("a table", "tables", "unknown key {path}{near}; known keys here: {known}")
 JSON = Words("an object", "objects", "{at} has a field {key!r}, expected one of {known}")
 
 
@@ -155,7 +155,8 @@ class Reader:
         for key in sorted(body.keys() - fields.keys()):
             known = ", ".join(sorted(name for name, one in fields.items() if not one.rule.removed))
             cut = shortened(key, MAX_VALUE_CHARS)
-            what = self._words.unknown.format(at=at, key=cut, path=start + cut, known=known)
+            near = f" (did you mean {_near(key, fields)}?)" if _near(key, fields) else ""
+            what = self._words.unknown.format(at=at, key=cut, path=start + cut, near=near, known=known)
             self.problems.append(Problem(start + key, one_line(what), expected=f"one of {known}"))
         values = {}
         for key, one in fields.items():
@@ -228,6 +229,13 @@ class Reader:
         return {bool: "true or false", int: f"a whole number from {rule.least} to {rule.most}"}.get(
             kind, "a text of printable letters"
         )
+
+
+def _near(key: str, known: Iterable[str]) -> str:
+    """The one of `known` that is most like `key`, "" if none is."""
+    import difflib  # noqa: PLC0415  # for a mistake only
+
+    return next(iter(difflib.get_close_matches(key, known, 1)), "")
 
 
 def _is_right(one: FieldType, value: Any) -> bool:

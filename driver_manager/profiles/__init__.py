@@ -149,7 +149,7 @@ def read(text: str) -> ProfileReading:
     reader = Reader(TOML)
     profile = reader.record(Profile, body)
     if profile is None:
-        return ProfileReading(None, tuple(reader.problems))
+        return ProfileReading(None, _placed(reader.problems, text))
     keys, (domain, _, name) = profile.keys, profile.keys.journal.rpartition("/")
     named = name.removesuffix(_JOURNAL_END) if name.endswith(_JOURNAL_END) else _OWN_NAME
 
@@ -160,8 +160,31 @@ def read(text: str) -> ProfileReading:
 
     found = {name: getattr(keys, name) or derived(name.replace("_", "-")) for name in _DERIVED}
     profile = replace(profile, keys=replace(keys, **found))
-    problems = tuple(broken_relations(profile))
+    problems = _placed(broken_relations(profile), text)
     return ProfileReading(None if problems else profile, problems)
+
+
+_HEADER = re.compile(r"\s*\[+([\w.\s-]+)\]")
+_KEY = re.compile(r"\s*(\w[\w.-]*)\s*=")
+
+
+def _placed(problems: Iterable[Problem], text: str) -> tuple[Problem, ...]:
+    """`problems` with the lines of their keys, or of the tables in which they are missing."""
+    places, table, seen = {"": 1}, "", dict[str, int]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            table = header[1].strip()
+            if line.lstrip().startswith("[["):
+                seen[table] = seen.get(table, -1) + 1
+                table += f"[{seen[table]}]"
+            places.setdefault(table, number)
+        elif key := _KEY.match(line):
+            places.setdefault(f"{table}.{key[1]}".lstrip("."), number)
+
+    def line_of(key: str) -> int:
+        return places[key] if key in places else line_of(key.rpartition(".")[0])
+
+    return tuple(replace(one, line=line_of(one.key)) for one in problems)
 
 
 __all__ = [

@@ -143,18 +143,18 @@ load_record = "/run/own/record"
 timeout_s = -1
 """
 LINES = """\
-unknown key colour; known keys here: clients
-unknown key two\\nlines; known keys here:
-name is 'o wn', expected letters, digits, dots and dashes, other than auto
-strategy is 'live', expected one of in-place, reboot
-pci_vendor is 12, expected four lower-case hexadecimal digits, as 1eff
-keys.journal is 'journal', expected a key such as example.com/name
-keys.cordon is missing, expected a key such as example.com/name
-modules.roots is [], expected at least one module name
-modules.own is '*', expected a module name, or a pattern that begins with three letters of it
-paths.state_file is '/run/../state', expected an absolute path without ..
-probe.tool is missing, expected a text
-probe.timeout_s is -1, expected a number above 0 and at most a day of seconds
+5: unknown key colour; known keys here: clients
+1: unknown key two\\nlines; known keys here:
+2: name is 'o wn', expected letters, digits, dots and dashes, other than auto
+3: strategy is 'live', expected one of in-place, reboot
+4: pci_vendor is 12, expected four lower-case hexadecimal digits, as 1eff
+8: keys.journal is 'journal', expected a key such as example.com/name
+7: keys.cordon is missing, expected a key such as example.com/name
+10: modules.roots is [], expected at least one module name
+11: modules.own is '*', expected a module name, or a pattern that begins with three letters of it
+14: paths.state_file is '/run/../state', expected an absolute path without ..
+16: probe.tool is missing, expected a text
+17: probe.timeout_s is -1, expected a number above 0 and at most a day of seconds
 """
 
 
@@ -169,7 +169,8 @@ def checked(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], *opti
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, lines, err = checked(tmp_path, WRONG, capsys)
     assert code == 2
-    assert all(line.startswith(wanted) for line, wanted in zip(lines, LINES.splitlines(), strict=True))
+    wanted = [f"{tmp_path}/own.toml:{line}" for line in LINES.splitlines()]
+    assert [line[: len(start)] for line, start in zip(lines, wanted, strict=True)] == wanted
     assert "own.toml has 12 mistake(s)" in err
     with pytest.raises(ConfigError, match=r"^profile own\.toml: unknown key colour.* \(and 11 more\)$"):
         profiles.parse(WRONG, "own.toml")
@@ -177,7 +178,24 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_file_that_is_no_toml_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, (line,), _ = checked(tmp_path, "name = own\n", capsys)
-    assert (code, line.partition(": ")[0]) == (2, "the file is not TOML")
+    assert (code, line.split(": ")[:2]) == (2, [f"{tmp_path}/own.toml:1", "the file is not TOML"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("strategy =", "stratgy =", "{0}: unknown key stratgy (did you mean strategy?); known keys"),
+        ('tool = "', 'tol = "', "{0}: unknown key probe.tol (did you mean tool?); known keys"),
+        ('parser = "', 'parser = "un', "{0}: probe.parser is 'un"),
+    ],
+)
+def test_a_mistake_has_its_line_and_the_key_that_is_near(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str, after: str, said: str
+) -> None:
+    text = SHIPPED["rebellions"].replace(before, after)
+    number = 1 + text[: text.index(after)].count("\n")
+    _, lines, _ = checked(tmp_path, text, capsys)
+    assert any(line.startswith(f"{tmp_path}/own.toml:{said.format(number)}") for line in lines), lines
 
 
 def test_a_right_file_is_told_what_it_means(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,22 +263,22 @@ def test_the_schema_is_printed_for_an_editor(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("change", "finding"),
     [
-        (("strategy = ", "strategy = 7 # "), ("strategy", "7", None)),
-        (("strategy = ", "strateg = "), ("strateg", "", None)),
-        (("strategy = ", "strategy "), ("", "", "line")),
+        (("strategy = ", "strategy = 7 # "), ("strategy", "7")),
+        (("strategy = ", "strateg = "), ("strateg", "")),
+        (("strategy = ", "strategy "), ("", "")),
     ],
 )
 def test_findings_are_printed_as_json(
-    change: tuple[str, str], finding: tuple[str, str, str | None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: tuple[str, str], finding: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = SHIPPED["rebellions"].replace(*change)
     code, lines, _ = checked(tmp_path, text, capsys, "-o", "json")
     found = is_of_form("profile-check", "\n".join(lines))
-    key, value, line = finding
+    key, value = finding
     first = found["findings"][0]
     assert (code, found["profile"], first["key"], first["value"]) == (2, None, key, value)
     assert first["expectation"]
-    assert first["line"] == (1 + text[: text.index(change[1])].count("\n") if line else None)
+    assert first["line"] == 1 + text[: text.index(change[1])].count("\n")
 
 
 def test_a_valid_file_has_no_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
