@@ -142,6 +142,10 @@ class ApiUnavailable(ManagerError, exit_code=ExitCode.API_UNAVAILABLE):
         self.asked_s = asked_s
 
 
+class UpgradeUnended(ManagerError, exit_code=ExitCode.ROLLOUT_STUCK):
+    """The run of a node did not end in the time that a person gave it."""
+
+
 class Conflict(ManagerError, exit_code=ExitCode.API_UNAVAILABLE):
     """Another client changed the object after the program read it: observe and plan again."""
 

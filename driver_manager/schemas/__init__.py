@@ -11,6 +11,7 @@ VERSION = 1
 NAMES = (
     "status",
     "cluster",
+    "upgrade",
     "plan",
     "preflight",
     "holders",

@@ -382,6 +382,18 @@ class KubeApi:
             raise ApiUnavailable(f"{what}: {other}", _CHECK_SERVER)
         return answer
 
+    def text(self, path: str, what: str) -> str:
+        """The answer to a GET that is not JSON, such as a log. Raises as `call`."""
+        request = WireRequest("GET", path, None, _HEADERS)
+
+        def attempt() -> str:
+            with self._clock.interruptible():
+                response = self._send(request, self._retries.attempt_s)
+            self._refuse_error(response, _named(what, path))
+            return response.data.decode(errors="replace")
+
+        return self._retries.run(attempt, self._renewed)
+
     def pages(  # noqa: PLR0913  # what a list may be, and how much of it is read
         self,
         path: str,

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, suppress
 from sys import intern
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from msgspec.structs import asdict
@@ -28,7 +28,7 @@ from driver_manager.adapters.kube.api import (
     unexpired,
 )
 from driver_manager.adapters.kube.leases import Lease
-from driver_manager.adapters.kube.node import claims_in
+from driver_manager.adapters.kube.node import claims_in, evict
 from driver_manager.adapters.kube.objects import (
     about_node,
     as_pod,
@@ -63,6 +63,7 @@ from driver_manager.domain.errors import (
     ConfigError,
     Conflict,
     ManagerError,
+    NodeMissing,
     Terminated,
     WatchBroken,
     WatchExpired,
@@ -92,10 +93,11 @@ from driver_manager.domain.fleet.spec import (
     Toleration,
     Zones,
     decode_node_record,
-    read,
 )
-from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL, profile_of
-from driver_manager.domain.node import FIELD_MANAGER, REVISION_LABEL, Claim, Node, NodeChange, Pod
+from driver_manager.domain.fleet.spec import read as read_rollout
+from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL, manager_of, profile_of
+from driver_manager.domain.fleet.upgrade import NodeDriver, NodeScene, RunEnd
+from driver_manager.domain.node import FIELD_MANAGER, REVISION_LABEL, Claim, Eviction, Node, NodeChange, Pod
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.decision import APPROVED, CORDON_FOR_REBOOT
 from driver_manager.domain.text import sentences
@@ -113,7 +115,7 @@ Reader = Callable[[Mapping[str, Any]], Item]
 def readers(keys: NodeKeys, zones: Zones) -> Mapping[FactKind, Reader]:
     """The reader of each kind; `keys` are the profile's keys on Nodes."""
     facts: Mapping[FactKind, Callable[[Mapping[str, Any]], Fact]] = {
-        FactKind.ROLLOUTS: lambda item: read(item, zones),
+        FactKind.ROLLOUTS: lambda item: read_rollout(item, zones),
         FactKind.DAEMON_SETS: as_daemon_set,
         FactKind.REVISIONS: as_revision,
         FactKind.NODES: lambda item: as_fleet_node(item, keys),
@@ -684,6 +686,7 @@ class KubeFleet:
 # Commands. A patch has the uid of its object and no resourceVersion: the controller often writes the status, and a
 # request does not depend on it.
 
+F = TypeVar("F")
 EVERY_POD = Subject(FactKind.GATE_PODS)
 
 
@@ -771,6 +774,121 @@ def _as_users(page: Mapping[str, Any]) -> list[tuple[str, Pod]]:
     """The pods of one page that request a device or a claim and have not ended, each with its node."""
     found = ((text_of(item.get("spec") or {}, "nodeName"), as_pod(item)) for item in page.get("items") or [])
     return [(node, pod) for node, pod in found if (pod.resources or pod.claims) and not pod.is_over]
+
+
+class KubeNodeDesk:
+    """One node and its driver pods, for the upgrade of that node by a person.
+
+    All methods raise ApiRefused and ApiUnavailable.
+    """
+
+    def __init__(self, api: KubeApi, name: str, zones: Zones) -> None:
+        self._api = api
+        self.name = name
+        self._zones = zones
+
+    def node(self) -> Mapping[str, Any]:
+        """The Node object. Raises NodeMissing."""
+        try:
+            return self._api.call("GET", one(FactKind.NODES, self.name), "get nodes", passing=frozenset({NOT_FOUND}))
+        except Answer as answer:
+            raise NodeMissing(f"node {self.name} does not exist", "`kubectl get nodes` lists the names.") from answer
+
+    def drivers(self, namespace: str) -> tuple[NodeDriver, ...]:
+        """The driver pods on the node, in all namespaces if it is ""."""
+        query = urlencode({"fieldSelector": f"spec.nodeName={self.name}"})
+        body = self._api.whole_list(f"{collection(Subject(FactKind.DRIVER_PODS, namespace))}?{query}", "list pods")
+        found = understood(lambda listed: [as_node_driver(item) for item in listed.get("items") or []], body)
+        return tuple(driver for driver in found if driver is not None)
+
+    def scene(self, pods: tuple[NodeDriver, ...], keys: NodeKeys) -> NodeScene:
+        """The facts on the DaemonSet of these pods, at least one. Raises Conflict if it is gone."""
+        namespace, name = pods[0].pod.namespace, pods[0].daemon_set
+        try:
+            path = one(FactKind.DAEMON_SETS, name, namespace)
+            body = self._api.call("GET", path, "get daemonsets.apps", passing=frozenset({NOT_FOUND}))
+        except Answer as answer:
+            raise Conflict(f"DaemonSet {namespace}/{name} is gone", "Nothing was changed; check it again.") from answer
+        daemon_set = understood(as_daemon_set, body)
+        revisions = self._listed(Subject(FactKind.REVISIONS, namespace, daemon_set.pods), as_revision)
+        return NodeScene(
+            understood(lambda item: as_fleet_node(item, keys), self.node()),
+            pods,
+            daemon_set,
+            tuple(fact for owner, fact in revisions if owner == daemon_set.uid),
+            tuple(fact for _, fact in self._rollouts(namespace)),
+        )
+
+    def _rollouts(self, namespace: str) -> Iterable[tuple[str, RolloutObject]]:
+        """The rollouts of the namespace; none if the API server does not serve them."""
+        with suppress(Answer):
+            read = functools.partial(read_rollout, zones=self._zones)
+            return self._listed(Subject(FactKind.ROLLOUTS, namespace), read, frozenset({NOT_FOUND}))
+        return ()
+
+    def _listed(
+        self, subject: Subject, fact: Callable[[Mapping[str, Any]], F], passing: frozenset[int] = frozenset()
+    ) -> list[tuple[str, F]]:
+        """The facts of a subject, each with the uid of its owner."""
+
+        def owned(item: Mapping[str, Any]) -> tuple[str, F]:
+            return _controller(item).get("uid", ""), fact(item)
+
+        query = urlencode(label_selector(subject))
+        body = self._api.whole_list(
+            f"{collection(subject)}{'?' if query else ''}{query}", f"list {qualified(subject.kind)}", passing
+        )
+        return understood(lambda listed: [owned(item) for item in listed.get("items") or []], body)
+
+    def evict(self, pod: DriverPod) -> Eviction:
+        return evict(self._api, pod)
+
+    def create_pod(self, namespace: str, body: Mapping[str, Any]) -> None:
+        path = f"{collection(Subject(FactKind.TASK_PODS, namespace))}?fieldManager={FIELD_MANAGER}"
+        self._api.call("POST", path, "create pods", dict(body), only_once=True)
+
+    def task_pod(self, namespace: str, name: str) -> TaskPod | None:
+        """The short-lived pod, None if it is gone."""
+        path = one(FactKind.TASK_PODS, name, namespace)
+        with suppress(Answer):
+            return understood(as_task_pod, self._api.call("GET", path, "get pods", passing=frozenset({NOT_FOUND})))
+        return None
+
+    def log(self, namespace: str, name: str) -> str:
+        return self._api.text(f"{one(FactKind.TASK_PODS, name, namespace)}/log", "get pods/log")
+
+    def delete_pod(self, namespace: str, name: str) -> None:
+        with suppress(Answer):
+            path = one(FactKind.TASK_PODS, name, namespace)
+            self._api.call("DELETE", path, "delete pods", passing=frozenset({NOT_FOUND}))
+
+
+def as_node_driver(item: Mapping[str, Any]) -> NodeDriver | None:
+    """The driver pod in `item`; None for a pod without a manager, or of no DaemonSet."""
+    spec, owner = item.get("spec") or {}, _controller(item)
+    manager = manager_of(spec)
+    if manager is None or owner.get("kind") != "DaemonSet":
+        return None
+    listed = (item.get("status") or {}).get("initContainerStatuses") or []
+    status: Mapping[str, Any] = next((one for one in listed if one.get("name") == manager.get("name")), {})
+    state, last = status.get("state") or {}, (status.get("lastState") or {}).get("terminated")
+    ended = state.get("terminated") or last or {}
+    code = typed(ended.get("exitCode"), int, 0)
+    # A container that is started again after a good end, as after a reboot, has not ended.
+    has_ended = bool(state.get("terminated")) or (bool(last) and code != 0)
+    return NodeDriver(
+        as_driver_pod(item),
+        text_of(owner, "name"),
+        text_of(owner, "uid"),
+        profile_of(spec),
+        RunEnd(code, text_of(ended, "message")) if has_ended else None,
+        is_running="running" in state,
+    )
+
+
+def _controller(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    owners = item["metadata"].get("ownerReferences") or []
+    return next((one for one in owners if one.get("controller")), {})
 
 
 def node_label_keys(api: KubeApi) -> frozenset[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 from msgspec.structs import replace
@@ -59,6 +59,9 @@ from driver_manager.domain.node import (
 )
 from driver_manager.domain.text import one_line
 from driver_manager.domain.wire import Operation
+
+if TYPE_CHECKING:
+    from driver_manager.domain.fleet.spec import DriverPod
 
 # ResourceClaims, in the newest version of their group that both sides know
 
@@ -298,7 +301,7 @@ class KubeCluster:
         return claims_in(self._api, namespaces, named)
 
     def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
-        return _evict(self._api, pod, dry_run=dry_run)
+        return evict(self._api, pod, dry_run=dry_run)
 
     def evict_each(self, pods: Iterable[Pod], *, dry_run: bool = False) -> Generator[tuple[Pod, Eviction], None, None]:
         used: list[KubeApi] = []
@@ -306,7 +309,7 @@ class KubeCluster:
         def maker(clock: Clock) -> Callable[[Pod], Eviction]:
             api = self._api.beside(clock)
             used.append(api)
-            return lambda pod: _evict(api, pod, dry_run=dry_run)
+            return lambda pod: evict(api, pod, dry_run=dry_run)
 
         try:
             yield from answers(pods, maker, self._clock, EVICTIONS_AT_ONCE)
@@ -438,7 +441,8 @@ def _as_pod_list(body: Mapping[str, Any]) -> PodList:
     return PodList(tuple(as_pod(item) for item in body.get("items") or []), version)
 
 
-def _evict(api: KubeApi, pod: Pod, *, dry_run: bool) -> Eviction:
+def evict(api: KubeApi, pod: Pod | DriverPod, *, dry_run: bool = False) -> Eviction:
+    """See `driver_manager.core.ports.Cluster`."""
     options = {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})}
     body = {
         "apiVersion": "policy/v1",

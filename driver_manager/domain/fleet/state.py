@@ -419,8 +419,21 @@ def pod_name(fleet: Fleet, revision: str, task: Task, node: FleetNode, attempt: 
     return f"{rollout[:_MAX_PREFIX_CHARS].rstrip('-.')}-{task.value}-{digest}"
 
 
+def pod_of_person(  # noqa: PLR0913  # the parts of a pod
+    driver: DriverPod, name: str, revision: Revision, task: Task, *, shows_plan: str = "", limit_s: int = LIMIT_S
+) -> Json:
+    """A pod on the node of `driver` that belongs to no rollout. `shows_plan`: it prints the plan as text or json.
+
+    Raises TemplateUnusable.
+    """
+    annotations, spec = _prepared(revision.template, revision.hash, task, limit_s, shows_plan)
+    labels = {TASK_LABEL: task.value, NODE_LABEL: _label(driver.node)}
+    metadata = {"name": name, "namespace": driver.namespace, "labels": labels, "annotations": dict(annotations)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**spec, "nodeName": driver.node}}
+
+
 @functools.lru_cache(maxsize=8)  # many nodes are cleared by pods of one template
-def _prepared(text: str, revision: str, task: Task, limit_s: int) -> tuple[Json, Json]:
+def _prepared(text: str, revision: str, task: Task, limit_s: int, shows_plan: str = "") -> tuple[Json, Json]:
     """The annotations and the spec, without nodeName, of the pods from the pod template in `text`."""
     try:
         template = parsed(text)
@@ -431,14 +444,14 @@ def _prepared(text: str, revision: str, task: Task, limit_s: int) -> tuple[Json,
         raise TemplateUnusable(
             f"the pod template of revision {revision} cannot be read", "Check the DaemonSet's ControllerRevisions."
         )
-    manager = next(filter(_is_manager, spec.get("initContainers") or ()), None)
+    manager = manager_of(spec)
     if manager is None:
         raise TemplateUnusable(
             f"no init container of the pod template runs `{PROGRAM} {RECONCILE}`",
             "Add it as deploy/base/daemonset.yaml has it.",
         )
     container = {key: value for key, value in manager.items() if key not in ("resources", "restartPolicy")}
-    container |= _command(manager, task, revision)
+    container |= _command(manager, task, revision, shows_plan)
     # For a container that leaves no message: the command crashed, or the image lacks it.
     container["terminationMessagePolicy"] = "FallbackToLogsOnError"
     used = {one.get("name") for key in ("volumeMounts", "volumeDevices") for one in manager.get(key) or ()}
@@ -448,7 +461,7 @@ def _prepared(text: str, revision: str, task: Task, limit_s: int) -> tuple[Json,
         **kept,
         "restartPolicy": "Never",
         "activeDeadlineSeconds": limit_s,
-        "containers": [container, *(_pulls(spec, manager) if task is Task.PREFLIGHT else ())],
+        "containers": [container, *(_pulls(spec, manager) if task is Task.PREFLIGHT and not shows_plan else ())],
         "volumes": [one for one in spec.get("volumes") or () if one.get("name") in used],
     }
 
@@ -465,6 +478,11 @@ def _pulls(spec: Mapping[str, Any], manager: Mapping[str, Any]) -> Iterator[Json
             yield {"name": name, "image": image, **policy, "command": ["/bin/sh", "-c", ":"]}
 
 
+def manager_of(spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The init container of a pod's spec that runs a reconcile, None without one."""
+    return next(filter(_is_manager, spec.get("initContainers") or ()), None)
+
+
 def _is_manager(container: Mapping[str, Any]) -> bool:
     words = _words(container)
     if RECONCILE not in words:
@@ -478,7 +496,7 @@ def profile_of(spec: Mapping[str, Any]) -> str:
 
     A value that the kubelet computes is not known here.
     """
-    manager = next(filter(_is_manager, spec.get("initContainers") or ()), None)
+    manager = manager_of(spec)
     if manager is None:
         return ""
     words, flag = _words(manager), DRIVER_PROFILE.flag
@@ -494,15 +512,18 @@ def _words(container: Mapping[str, Any]) -> list[str]:
     return [str(word) for key in ("command", "args") for word in container.get(key) or ()]
 
 
-def _command(container: Mapping[str, Any], task: Task, revision: str) -> Json:
+def _command(container: Mapping[str, Any], task: Task, revision: str, shows_plan: str) -> Json:
     words = _words(container)
     at = words.index(RECONCILE)
     command = {"command": words[:at]} if container.get("command") else {}
     if task is Task.CLEAR:
         return {**command, "args": [RECONCILE, *_without(words[at + 1 :], _FLAGS | _OUTPUT), "--clear-for", revision]}
     kept = _without(words[at + 1 :], NOT_OF_PREFLIGHT | _OUTPUT)
-    # The preflight runs beside the driver pod that will be replaced, whose processes have the device open.
-    return {**command, "args": ["preflight", *kept, "--driver-pod-leaves", "--output", "json"]}
+    # It runs beside the driver pod that will be replaced, whose processes have the device open.
+    shown = ["--driver-pod-leaves", "--output", shows_plan or "json"]
+    if shows_plan:  # its log is what a person reads
+        return {**command, "args": ["plan", *kept, *shown, "--log-format", "text"]}
+    return {**command, "args": ["preflight", *kept, *shown]}
 
 
 def _without(words: Sequence[str], names: Iterable[str]) -> list[str]:

@@ -51,6 +51,8 @@ class Kubelets:
     """Plays the kubelets of a fleet, while the context lasts: driver pods run, and pods that look at a node end.
 
     `wedging`: nodes with the image that does not serve on them; the pod stays as it is, and the node shows `word`.
+    `failing`: exit code and message of the run on a node, whose pod never runs. `stuck`: nodes where pods that look
+    do not end.
     `ends` is the exit code and the message of the pod that looks at a node; well on all others. `seen` counts these
     pods by node, `bodies` has the last one of each. `unschedulable` has the scheduler's message for nodes on which no
     pod fits.
@@ -59,6 +61,8 @@ class Kubelets:
     def __init__(self, api: Api, app: str) -> None:
         self.wedging: set[tuple[str, str]] = set()
         self.word = "wedged"
+        self.failing: dict[str, tuple[int, str]] = {}
+        self.stuck: set[str] = set()
         self.ends: dict[str, tuple[int, str]] = {}
         self.seen: Counter[str] = Counter()
         self.bodies: dict[str, Json] = {}
@@ -91,7 +95,7 @@ class Kubelets:
         if "deletionTimestamp" in meta:
             gone(lambda: self._api.delete(path, grace_s=0, uid=meta["uid"]), 409)
         elif is_look:
-            if meta["uid"] not in self._looked:
+            if meta["uid"] not in self._looked and node not in self.stuck:
                 self._looked.add(meta["uid"])
                 self.seen[node] += 1
                 self.bodies[node] = pod
@@ -111,7 +115,10 @@ class Kubelets:
                 if due_s > time.monotonic():
                     continue
                 del self._due[uid]
-                if self._serves(pod):
+                failure = self.failing.get(pod["spec"]["nodeName"])
+                if failure is not None:
+                    gone(partial(self._api.patch, f"{PODS}/{pod['metadata']['name']}/status", crashed(pod, *failure)))
+                elif self._serves(pod):
                     gone(partial(self._api.patch, f"{PODS}/{pod['metadata']['name']}/status", running(pod)), 409)
 
     def _serves(self, pod: Json) -> bool:
@@ -537,3 +544,12 @@ def ended(pod: Json, code: int, message: str = "") -> Json:
     ]
     status = {"phase": "Failed" if code else "Succeeded", "startTime": now, "containerStatuses": shown}
     return {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
+
+
+def crashed(pod: Json, code: int, message: str) -> Json:
+    """The status patch of a pod whose init container has ended so, and is to be started again."""
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    last = {"terminated": {"exitCode": code, "reason": "Error", "message": message}}
+    first = {"name": pod["spec"]["initContainers"][0]["name"], "image": "manager:1", "imageID": "", "ready": False}
+    shown = {**first, "restartCount": 1, "state": waiting, "lastState": last}
+    return {"metadata": {"uid": pod["metadata"]["uid"]}, "status": {"initContainerStatuses": [shown]}}
