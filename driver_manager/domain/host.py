@@ -114,7 +114,7 @@ class Marker(Struct, frozen=True):
 MARKER_FORM = Form(
     "the reboot-required marker",
     Unreadable,
-    "Look at the file on the host and remove it if nobody needs it; it has no effect.",
+    "Look at the file on the host and remove it if nothing needs it; it has no effect.",
 )
 
 

@@ -64,7 +64,7 @@ class HostMarks(DriverFiles):
         current, problem = read_marker(self._files, path)
         if current is None and not problem:
             raise ConfigError(
-                f"cannot write {path} on the host: a dangling symlink is in its place", "Remove it if nobody needs it."
+                f"cannot write {path} on the host: a dangling symlink is in its place", "Remove it if nothing needs it."
             )
         if current is not None and is_own(current) and current.is_stale(marker.boot_id):
             self._files.write(path, text)

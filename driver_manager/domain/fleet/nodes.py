@@ -309,7 +309,10 @@ UNFIT: tuple[tuple[str, Callable[[Member, Terms], bool | str]], ...] = (
     ("is being removed", lambda one, _: one.node.why_leaving),
     ("the Node is not Ready", lambda one, _: not one.node.is_ready),
     # A run's own cordon does not count: a failed run keeps it, and the next revision may repair that node.
-    ("is cordoned by somebody else", lambda one, _: one.node.unschedulable and not one.node.is_cordoned_by_run),
+    (
+        "has a cordon that driver-manager did not set",
+        lambda one, _: one.node.unschedulable and not one.node.is_cordoned_by_run,
+    ),
     # Runs on a failed node retry without end, so they do not count: the next revision may start.
     (
         "a run is working on it",
@@ -384,7 +387,7 @@ def _reboot(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | 
     if policy.approves_reboots or node.is_reboot_approved:
         why = "waits for the rebooter: for its slot, its window or the node's uptime"
     else:
-        why = "waits for somebody to approve its reboot"
+        why = "waits for approval of its reboot"
     return NodeDecision(NodePhase.UNDER_WAY, why)
 
 

@@ -187,7 +187,7 @@ def test_a_node_whose_label_is_gone_stays_under_way() -> None:
     ("said", "reason"),
     [
         ({"is_reboot_approved": True}, "waits for the rebooter: for its slot, its window or the node's uptime"),
-        ({}, "waits for somebody to approve its reboot"),
+        ({}, "waits for approval of its reboot"),
         ({"is_rebooting": True}, "reboots"),
     ],
 )
@@ -204,7 +204,7 @@ def test_the_time_of_a_reboot_counts_from_its_grant(said: dict[str, Any], reason
 def test_a_node_that_waits_for_its_reboot_may_lose_its_pod() -> None:
     long = record("a", began_s=NOW_S - 90_000, since_s=NOW_S - 90_000)
     waiting = node("a", REBOOT, record=long, driver_state=NodeState.REBOOT_REQUIRED, outcome_s=NOW_S)
-    assert reasons(advance(fleet([waiting], []), NOW_S)) == {"a": "under way: waits for somebody to approve its reboot"}
+    assert reasons(advance(fleet([waiting], []), NOW_S)) == {"a": "under way: waits for approval of its reboot"}
 
 
 # what is left out is not counted
