@@ -488,6 +488,37 @@ def test_the_pages_removal_leaves_nodes_cluster_and_host_as_they_were(
     wait_until(lambda: everything(admin_api, mine, tree, given["NS"]) == before, "nothing is left")
 
 
+@pytest.mark.shares(6)
+def test_an_update_from_selectors_of_an_earlier_version_keeps_the_driver_pods(
+    admin_api: Api, node: NodeFactory, laptop: Laptop
+) -> None:
+    text = (DOCS / "install.md").read_text()
+    (block,) = re.findall(r"^```\n(kubectl -n rbln-system label pods.*?)^```", text, re.MULTILINE | re.DOTALL)
+    earlier = drivers(OLD_DIGEST)
+    for labels in (earlier["spec"]["selector"]["matchLabels"], earlier["spec"]["template"]["metadata"]["labels"]):
+        del labels["app.kubernetes.io/instance"]
+    accounts = (one for one in render_with_namespace("rebellions") if one["kind"] != "DaemonSet")
+    with applied(admin_api, accounts), ExitStack() as stack:
+        stack.callback(gone, partial(admin_api.delete, path_of(earlier)))
+        laptop.edit([earlier])
+        laptop.types("kubectl apply --server-side -k mine")
+        mine = node(labels=earlier["spec"]["template"]["spec"]["nodeSelector"])
+        pod = wait_pod(admin_api, mine.name, "rebellions-driver")["metadata"]
+        laptop.edit([drivers(OLD_DIGEST)])
+        assert "field is immutable" in laptop.tries("kubectl apply --server-side -k mine").stderr
+        for line in (*block.splitlines(), "kubectl apply --server-side -k mine"):
+            laptop.types(line)
+        owner = admin_api.get(path_of(earlier))["metadata"]["uid"]
+        wait_until(lambda: [owners(one) for one in mine.pods()] == [[owner]], "the new DaemonSet has the pod")
+        assert [one["metadata"]["uid"] for one in mine.pods()] == [pod["uid"]]
+        history = laptop.types("kubectl -n rbln-system rollout history ds/rebellions-driver")
+        assert history.count("<none>") == 2, "the earlier revision is there, too"
+
+
+def owners(pod: Json) -> list[str]:
+    return [one["uid"] for one in pod["metadata"].get("ownerReferences", [])]
+
+
 OPERANDS_PAGE = DOCS / "operands.md"
 KEY = f"{PREFIX}device-plugin"
 MADE = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/device-plugin"

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.docs.console import commands, commands_in_passing, files
+from tests.support.docs.console import commands, commands_below, commands_in_passing, files
 from tests.support.docs.markdown import DOCS
 from tests.support.node import images
 from tests.support.node.drivers import JOURNAL, MODULE, READY_MARKER, Drivers, stopping_after
@@ -48,7 +48,9 @@ ELSEWHERE = {
     "kubectl apply --server-side -f deploy/charts": "only before an upgrade by Helm",
     "kubectl annotate node N npu.openfuyao.com/approve-reboot": "Ascend's: test_rebooter_on_node.py",
     "kubectl create clusterrole": "from Kubernetes 1.30 on: tests/system/cluster/test_admission_policy.py has the verb",
-    "driver-manager restore": "only after a killed run: tests/system/cluster/test_pages.py",
+    "kubectl -n rbln-system label pods": "for selectors of an earlier version: tests/system/cluster/test_pages.py",
+    "kubectl -n rbln-system delete daemonset": "the same",
+    "kubectl -n rbln-system delete --ignore-not-found": "the same",
 }
 """Why a command of the page that is not in a console block is not run here, by how it begins."""
 
@@ -194,17 +196,16 @@ def test_from_a_clone_to_a_running_overlay_its_upgrades_and_its_removal_by_the_p
     assert f"driver-manager:{NEXT_MANAGER}\n" in clone.types(f"kubectl -n {NAMESPACE} get pods -o yaml")
     assert (mine.plugin(), mine.loaded()) == (plugin, loaded), "the driver stays loaded, and no pod is disturbed"
 
-    # Uninstall.
-    pods = reader.next("kubectl -n rbln-system get pods")
-    assert "rebellions-driver-" in pods
-    assert "Init:" not in pods, "no init container at work"
-    reader.next("kubectl delete -k mine")
+    # Uninstall, by the page for that.
+    assert reader.left() == [], "every command was typed"
+    (uninstall,) = [line for line in commands_below(DOCS / "going-back.md", "Remove everything") if "-k mine" in line]
+    clone.types(uninstall)
     mine.until(lambda: drivers.pod() is None, "the driver pod is gone")
     assert "rebellions" not in clone.types(f"kubectl -n {NAMESPACE} get {KINDS} -o name")
     assert node.api.get(f"/api/v1/namespaces/{NAMESPACE}")["status"]["phase"] == "Active", "the namespace stays"
     assert mine.plugin() == plugin, "with everything else in it"
-    mine.typed(reader.next, "kubectl delete namespace rbln-system")
-    assert (mine.loaded(), reader.left()) == (loaded, []), "the driver stays loaded, and every command was typed"
+    mine.typed(clone.types, "kubectl delete namespace rbln-system")
+    assert mine.loaded() == loaded, "the driver stays loaded"
     assert (root / "run/rbln/rbln-driver.state").read_text() == f"my-driver-{NEW}\n"
     assert not (root / "run" / READY_MARKER).exists()
     assert (root / "var/lib/driver-manager").is_dir(), "which the page has the reader remove"
