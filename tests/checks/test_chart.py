@@ -224,6 +224,14 @@ def test_every_value_has_its_schema_and_a_comment_and_no_other_has() -> None:
         assert re.search(rf"^# .*\n{name}:", text, re.MULTILINE), f"{name} has no comment"
 
 
+@pytest.mark.parametrize("component", ["rebooter", "rebooter-eviction", "safe-load"])
+def test_the_values_name_the_vendors_of_a_component_that_not_all_have(component: str) -> None:
+    text = (chart.CHART / "values.yaml").read_text()
+    (comment,) = re.findall(rf"((?:^# .*\n)+){value_of(component)}:", text, re.MULTILINE)
+    named = {vendor for vendor in OVERLAYS if re.search(rf"\b{vendor}\b", comment)}
+    assert named == {vendor for vendor, names in chart.offered().items() if component in names}
+
+
 def test_the_switches_of_the_chart_are_the_components() -> None:
     values = yaml.safe_load((chart.CHART / "values.yaml").read_text())
     switches = {name for name, inner in values.items() if isinstance(inner, dict) and "enabled" in inner}
