@@ -427,27 +427,14 @@ def test_the_rollout_in_the_documentation_is_read_as_it_is_written() -> None:
 
 
 @pytest.mark.submission
-@pytest.mark.parametrize("components", [("metrics",), ("safe-load",), ("metrics", "safe-load")], ids="+".join)
-def test_what_a_component_brings_to_an_overlay_of_ones_own_is_in_its_namespace(
-    components: tuple[str, ...], tmp_path: Path
+def test_the_overlay_of_ones_own_in_the_documentation_renders_and_its_component_is_in_its_namespace(
+    tmp_path: Path,
 ) -> None:
-    continued, entry = documented("install.md", "mine/kustomization.yaml, continued"), "  - ../deploy/components/{}\n"
-    assert entry.format("metrics") in continued
-    added = continued.replace(entry.format("metrics"), "".join(map(entry.format, components)))
-    objects = mine(documented("install.md", "mine/kustomization.yaml") + added, tmp_path)
-    spaces = {one["kind"]: one["metadata"].get("namespace", "") for one in objects}
-    monitored = ("PodMonitor", "PrometheusRule") if "metrics" in components else ()
-    wanted = dict.fromkeys(("ServiceAccount", "DaemonSet", *monitored), "rbln-system")
-    wanted |= {"Role": "default", "RoleBinding": "default"}  # events about Nodes stay there
-    wide = ("Namespace", "ClusterRole", "ClusterRoleBinding")
-    assert {kind: space for kind, space in spaces.items() if kind not in wide} == wanted
-    subjects = [subject for one in objects for subject in one.get("subjects", [])]
-    assert {(subject["name"], subject["namespace"]) for subject in subjects} == {("rebellions-driver", "rbln-system")}
-
-
-@pytest.mark.submission
-def test_the_overlay_of_ones_own_in_the_documentation_renders(tmp_path: Path) -> None:
-    template = driver_pod(mine(documented("install.md", "mine/kustomization.yaml"), tmp_path))
+    parts = ("mine/kustomization.yaml", "mine/kustomization.yaml, continued")
+    objects = mine("".join(documented("install.md", part) for part in parts), tmp_path)
+    monitors = [one for one in objects if one["kind"] in ("PodMonitor", "PrometheusRule")]
+    assert [one["metadata"]["namespace"] for one in monitors] == ["rbln-system"] * 3
+    template = driver_pod(objects)
     by_name = containers_of(template)
     assert "sample-driver" not in json.dumps(by_name["driver"]), "no command of the sample is left"
     assert by_name["k8s-driver-manager"]["image"].startswith("registry.example.com/driver-manager:")
