@@ -159,9 +159,10 @@ def test_values_reach_what_they_are_about(helm: Helm) -> None:
     values["manager"]["volumeMounts"] = [mount]
     values["rebooter"] = {"env": {"AUTO_UPGRADE": "true"}}
     values["clients"] = {"enabled": True, "selector": "role=exporter"}
-    values["rollout"] = {"enabled": True, "replicas": 3}
+    values["rollout"] = {"enabled": True, "replicas": 3, "volumeMounts": [mount]}
+    values["rollout"]["volumes"] = [{"name": "profile", "configMap": {"name": "profile"}}]
     values["tolerations"] = [{"key": "npu", "operator": "Exists"}]
-    values["volumes"] = [{"name": "profile", "configMap": {"name": "profile"}}]
+    values["volumes"] = values["rollout"]["volumes"]
     plain = meaning(helm.render({"vendor": "ascend", **switched(rollout=True, clients=True)}, "x"))
     found = meaning(helm.render(values, "x"))
     assert {key for key in plain if plain[key] != found[key]} == {
@@ -191,7 +192,8 @@ def test_values_reach_what_they_are_about(helm: Helm) -> None:
         assert (pod["nodeSelector"], pod["tolerations"]) == (selector, values["tolerations"])
         assert values["volumes"][0] in pod["volumes"]
         assert pod["imagePullSecrets"] == [{"name": "pull"}]
-    assert found["Deployment", "x", "ascend-driver-rollout"]["spec"]["replicas"] == 3
+    controller = found["Deployment", "x", "ascend-driver-rollout"]["spec"]
+    assert (controller["replicas"], values["volumes"][0] in controller["template"]["spec"]["volumes"]) == (3, True)
 
 
 def test_the_values_in_the_documentation_are_taken(helm: Helm) -> None:

@@ -53,7 +53,9 @@ Whether a component is there: (list . "metrics"). By its value, and where that i
 {{- else }}
 {{- $_ := set $template.spec "nodeSelector" (merge (deepCopy $root.Values.nodeSelector) $template.spec.nodeSelector) }}
 {{- with $root.Values.tolerations }}{{ $_ := set $template.spec "tolerations" . }}{{ end }}
-{{- with $root.Values.volumes }}{{ $_ := set $template.spec "volumes" (concat $template.spec.volumes .) }}{{ end }}
+{{- end }}
+{{- with ternary $root.Values.rollout.volumes $root.Values.volumes $isController }}
+{{- $_ := set $template.spec "volumes" (concat $template.spec.volumes .) }}
 {{- end }}
 {{- range $container := concat ($template.spec.initContainers | default list) $template.spec.containers }}
 {{- $own := index $root.Values (index $table.containers $container.name) }}
