@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 import click
 
-from driver_manager.adapters.report.log import allows_colour, for_terminal, outlet_of
+from driver_manager.adapters.report.log import allows_colour, columns_of, for_terminal, outlet_of
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.settings import (
@@ -25,7 +25,7 @@ from driver_manager.domain.settings import (
     SettingKind,
     Values,
 )
-from driver_manager.domain.text import json_text, parse_duration, spoken, words_on_one_line
+from driver_manager.domain.text import json_text, parse_duration, shortened, spoken, words_on_one_line, wrapped
 from driver_manager.domain.wire import seconds_of, written_time
 
 # Help that fits on a screen.
@@ -259,21 +259,47 @@ PRINT_S = 10.0
 
 
 def in_form(output: str, body: Any, text: Callable[[Any], str]) -> str:
-    """`body` as JSON if `output` is "json", else what `text` makes of it, with each text on one line."""
-    return json_text(body, indent=2) if output == "json" else text(words_on_one_line(body))
+    """`body` as JSON if `output` is "json", else what `text` makes of it, with each text on one line if it fits."""
+    return json_text(body, indent=2) if output == "json" else fitted(text(words_on_one_line(body)))
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
+_INDENT = re.compile(r"\s*(?:\d+\. |[\w ]{1,10}: +)?")
+"""The beginning of a line that its further lines leave free: spaces, and a number or a short title."""
+
+
+def fitted(text: str) -> str:
+    """`text` with lines that fit on the terminal of standard output."""
+    columns = columns_of(sys.stdout)
+    lines = [wrapped(line, columns, _indent(line)) for line in text.split("\n")]
+    return "\n".join(part for parts in lines for part in parts)
+
+
+def _indent(line: str) -> int:
+    found = _INDENT.match(line)
+    return len(found[0]) if found and found[0] else 2
+
+
+def table(rows: Sequence[Sequence[str]], indent: int = 0) -> list[str]:
+    """The rows in columns. On a terminal that is too narrow behind `indent`, the widest cells are cut."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    columns = columns_of(sys.stdout)
+    while columns and indent + sum(widths) + 2 * len(widths) - 2 > columns and max(widths) > LEAST_CELL:
+        widths[widths.index(max(widths))] -= 1
+    cut = [[shortened(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cut]
+
+
+LEAST_CELL = 12
 
 
 def titled(parts: Iterable[tuple[str, Iterable[str]]], width: int) -> list[str]:
     """The lines of all parts behind a column of `width`, each title before the first line of its part."""
+    columns = columns_of(sys.stdout)
     return [
-        f"{title if number == 0 else '':<{width}} {line}".rstrip()
+        row.rstrip()
         for title, lines in parts
         for number, line in enumerate(lines)
+        for row in wrapped(f"{title if number == 0 else '':<{width}} {line}", columns, width + 1 + _indent(line))
     ]
 
 

@@ -16,7 +16,7 @@ from driver_manager.adapters.kube.api import KubeApi, load_client
 from driver_manager.adapters.kube.fleet import KubeDesk, node_label_keys, readers
 from driver_manager.adapters.kube.transport import is_in_pod
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.cli.options import styled, table, titled, when, written_moment, zone
+from driver_manager.cli.options import fitted, styled, table, titled, when, written_moment, zone
 from driver_manager.cli.session import log_form, named_profile
 from driver_manager.core.fleet.world import ObservedRollout, look
 from driver_manager.core.fleet_ports import Leader
@@ -198,7 +198,7 @@ def rollout_text(body: Json, now_s: float) -> str:
         now_s,
         ("nodes", [rollout_in_short(body["counts"])]),
         ("pace", _pace_text(body, now_s)),
-        ("waves", table(_waves(body, now_s)) if body["waves"] else []),
+        ("waves", table(_waves(body, now_s), WIDTH + 1) if body["waves"] else []),
     )
 
 
@@ -214,7 +214,10 @@ def _screen(body: Json, now_s: float, *parts: Rows) -> str:
     ]
     hints = [line for one in body["hints"] for line in (one["what"], f"  {one['command']}") if line.strip()]
     lines = titled([("to do", hints), *parts, *places, *_facts(body, now_s)], WIDTH)
-    return "\n".join([rollout_headline(body), *lines])
+    for node in body["nodes"]:  # each has a line with its reason below
+        if node["place"] == NodePhase.FAILED.value:
+            body = {**body, "message": body["message"].replace(f"; {node['node']}: {node['reason']}", "")}
+    return fitted("\n".join([rollout_headline(body), *lines]))
 
 
 def rollout_headline(body: Json) -> str:
@@ -283,7 +286,8 @@ def _one(node: Json, now_s: float) -> str:
 
 def _groups(body: Json, place: NodePhase) -> list[str]:
     found = by_reason((node["node"], node["reason"]) for node in body["nodes"] if node["place"] == place.value)
-    return [f"{_many(names)}: {why}" for why, names in found]
+    above = body["message"]
+    return [f"{_many(names)}: {'as above' if why in above else why}" for why, names in found]
 
 
 def _many(names: Sequence[str]) -> str:
@@ -322,7 +326,7 @@ def plan_text(body: Json, now_s: float) -> str:
         ("to go", [_count(plan["toGo"], "node")]),
         ("pace", _pace_text(body, now_s)),
         ("disturbs", [_disturbed(plan)]),
-        ("waves", table(_planned_waves(plan))),
+        ("waves", table(_planned_waves(plan), WIDTH + 1)),
     )
 
 

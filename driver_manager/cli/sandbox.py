@@ -272,12 +272,16 @@ def _rows(before: NodeSummary, after: NodeSummary) -> list[str]:
         ("driver version", before.driver, after.driver),
         ("recorded digest", before.digest or "none", after.digest or "none"),
     ]
-    rows = [(name, str(old), _mark(old, new)) for name, old, new in pairs]
+    rows = [(name, _word(old), _mark(_word(old), _word(new))) for name, old, new in pairs]
     return columns([("", "before", "after"), *rows])
 
 
-def _mark(old: Any, new: Any) -> str:
-    return str(new) if old == new else styled(f"{new}  (changed)", fg="yellow")
+def _word(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _mark(old: str, new: str) -> str:
+    return new if old == new else styled(f"{new}  (changed)", fg="yellow")
 
 
 def _as_json(report: ScenarioReport) -> dict[str, Any]:

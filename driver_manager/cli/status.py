@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from driver_manager import schemas
 from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.notes import HostClientNotes, RebootFiles
+from driver_manager.adapters.report.log import write_termination_log
 from driver_manager.cli.cluster_status import show_cluster
 from driver_manager.cli.options import (
     command,
@@ -403,22 +404,31 @@ LOADERS = {Loader.CONTAINER: "its container", Loader.MANAGER: "this manager", Lo
 def status_text(body: Json, now_s: float) -> str:
     """The text form of `body`, whose strings are one line each; `now_s` is in seconds since the epoch."""
     host, cordon, upcoming = body["host"], body["cordon"] or "unknown", body["next"]
+    above = "\n".join((body["why"], *(one["what"] for one in body["attention"])))
+
+    def once(reason: str) -> str:
+        """`reason`, unless the headline or what needs attention has it."""
+        return "as above" if reason in above else reason
+
     parts = [
-        ("attention", _attention(body["attention"])),
+        ("attention", _attention(body["attention"], body["why"])),
         ("devices", _devices_text(body["health"], now_s)),
-        ("last run", _last_run_text(body["lastRun"], now_s)),
-        ("journal", [_journal_text(body["journal"], now_s)]),
+        ("last run", _last_run_text(body["lastRun"], now_s, once)),
+        ("journal", [_journal_text(body["journal"], now_s, once)]),
         ("node", [f"{body['node']} (profile {body['profile']}, mode {body['mode']}), cordon: {cordon}"]),
         ("labels", _labels_text(body["labels"]) if body["cordon"] else ["unknown"]),
         ("operands", _operands_text(body["operands"])),
         ("digest", [_digest(body)]),
         ("loads", [f"{LOADERS[Loader(body['driverLoad'])]} (DRIVER_LOAD={body['driverLoad']})"]),
         ("driver", _clients_text(body["generation"], now_s)),
-        *_host_parts(host),
+        *_host_parts(host, once),
         ("reboot", reboot_rows(body["reboot"], has_marker=bool(host.get("rebootMarker")))),
-        ("next", [f"{upcoming['decision']}: {upcoming['why']}", *upcoming["steps"], *upcoming["workloads"]]),
+        ("next", [f"{upcoming['decision']}: {once(upcoming['why'])}", *upcoming["steps"], *upcoming["workloads"]]),
     ]
     return "\n".join([_headline(body, now_s), *titled(parts, WIDTH)])
+
+
+Once = Callable[[str], str]
 
 
 def _headline(body: Json, now_s: float) -> str:
@@ -428,12 +438,12 @@ def _headline(body: Json, now_s: float) -> str:
     return f"{word}{since}: {body['why']}"
 
 
-def _attention(found: list[Json]) -> list[str]:
-    """Errors in red, then notes in yellow."""
+def _attention(found: list[Json], headline: str) -> list[str]:
+    """Errors in red, then notes in yellow, each without what the headline has."""
     rows = []
     for one in found:
         kind = styled(one["kind"], fg="yellow" if one["kind"] in NOTES else "red", bold=True)
-        rows.append(f"{kind}: {one['what']}")
+        rows.append(f"{kind}: {'as above' if one['what'] in headline else one['what']}")
         rows += [f"  do: {one['remedy']}"] if one["remedy"] else []
     return rows
 
@@ -458,12 +468,12 @@ def _watch(health: Json, now_s: float) -> str:
     return f"({health['source']}{state}{reason}{sampled})"
 
 
-def _last_run_text(run: Json | None, now_s: float) -> list[str]:
+def _last_run_text(run: Json | None, now_s: float, once: Once) -> list[str]:
     if run is None:
         return ["not shown on the Node"]
     meaning = EXIT_MEANINGS.get(ExitCode(run["exitCode"]), "") if run["exitCode"] in set(ExitCode) else ""
     rows = [f"{run['state']}, exit {run['exitCode']}{f' ({meaning})' if meaning else ''}, {when(run['ended'], now_s)}"]
-    rows += [run["what"]]
+    rows += [once(run["what"])]
     rows += [f"at: {run['step']}"] if run["step"] else []
     version = f", version {run['version']} loaded" if run["version"] else ""
     rows += [f"wanted digest {run['digest']}{version}"] if run["digest"] else []
@@ -474,11 +484,11 @@ def _last_run_text(run: Json | None, now_s: float) -> list[str]:
     return rows
 
 
-def _journal_text(journal: Json | None, now_s: float) -> str:
+def _journal_text(journal: Json | None, now_s: float, once: Once) -> str:
     if journal is None:
         return "none: the node is not taken"
     if "problem" in journal:
-        return f"unreadable: {journal['problem']}"
+        return f"unreadable: {once(journal['problem'])}"
     lives = {True: "still running", False: "gone", None: "unknown whether it is still running"}[journal["ownerLives"]]
     old = journal["oldDriver"]
     services = f"; services stopped: {', '.join(journal['services'])}" if journal["services"] else ""
@@ -522,10 +532,10 @@ def _clients_text(generation: Json | None, now_s: float) -> list[str]:
     return [since, *clients, *claims]
 
 
-def _host_parts(host: Json) -> list[tuple[str, list[str]]]:
+def _host_parts(host: Json, once: Once) -> list[tuple[str, list[str]]]:
     """What is known of the host, by title."""
     if "problem" in host:
-        return [("host", [host["problem"]])]
+        return [("host", [host["problem"] if host["problem"] == OFF_NODE else f"unreadable: {once(host['problem'])}"])]
     modules = [
         f"{module['name']} {module['version'] or '(no version)'} refcount {module['refcount']}"
         + (f" held by {', '.join(module['holders'])}" if module["holders"] else "")
@@ -612,4 +622,7 @@ def status_command(*, probe: bool, is_of_all: bool, output: str, values: Values)
     unread = facts.why_no_node
     if unread is None:
         return ExitCode.DONE
-    return log_form(values).fail(time.time, unread.exit_code, unread.what, unread.remedy)
+    if output == "json":
+        return log_form(values).fail(time.time, unread.exit_code, unread.what, unread.remedy)
+    write_termination_log(values[settings.TERMINATION_LOG], unread.what, unread.remedy)  # the text has it
+    return unread.exit_code

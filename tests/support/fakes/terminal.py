@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pty
 import re
+import struct
 import subprocess
+import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +30,13 @@ class Shown:
         return CONTROL.sub("", self.raw)
 
 
-def on_terminal(argv: Sequence[str], env: Mapping[str, str], folder: Path, typed: str = "") -> Shown:
-    """Run a command whose three streams are a terminal of 100 columns and 40 lines, in which `typed` was typed."""
+def on_terminal(
+    argv: Sequence[str], env: Mapping[str, str], folder: Path, typed: str = "", columns: int = 100
+) -> Shown:
+    """Run a command whose three streams are a terminal of `columns` and 40 lines, in which `typed` was typed."""
     master, slave = pty.openpty()
-    settings = {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    settings = {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"}
     with os.fdopen(master, "r+b", buffering=0) as ours:
         ours.write(typed.encode())
         process = subprocess.Popen(

@@ -51,7 +51,7 @@ def piped(node: ByHand, *words: str) -> str:
 
 @pytest.mark.submission
 def test_on_a_terminal_the_state_is_green_an_error_red_and_a_note_yellow_below_it(node: ByHand) -> None:
-    shown = on_terminal(STATUS, environment(node), REPOSITORY)
+    shown = on_terminal(STATUS, environment(node), REPOSITORY, columns=1_000)
     assert shown.status == 0
     first, *rest = shown.raw.splitlines()
     assert first.startswith(f"{GREEN}\x1b[1mready\x1b[0m: ")
@@ -64,6 +64,18 @@ def test_on_a_terminal_the_state_is_green_an_error_red_and_a_note_yellow_below_i
     text = piped(node)
     assert "\x1b" not in text, "a pipe gets the same without colour"
     assert [line.rstrip() for line in shown.text.splitlines()] == [line.rstrip() for line in text.splitlines()]
+
+
+@pytest.mark.submission
+def test_text_is_wrapped_to_the_terminal_and_has_a_reason_once(node: ByHand) -> None:
+    env = environment(node, KUBECONFIG="/absent/a-long-name-of-a-file-that-is-not-there")
+    shown = on_terminal(STATUS, env, REPOSITORY, columns=60)
+    assert shown.status == ExitCode.USAGE
+    lines = [line.rstrip() for line in shown.text.splitlines()]
+    assert [line for line in lines if len(line) > 60 and len(line.split()) > 1] == []
+    assert "            do: Set KUBECONFIG (or --kubeconfig) to a valid" in lines
+    assert shown.text.count("that-is-not-there") == 1
+    assert "next      refused: as above" in lines
 
 
 @pytest.mark.parametrize("variable", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.kube.objects import about_node, event_body
 from driver_manager.adapters.report.log import for_terminal, painted
-from driver_manager.cli.options import in_form
+from driver_manager.cli.options import in_form, table
 from driver_manager.domain.fleet.spec import RolloutState
 from driver_manager.domain.fleet.state import FleetDecision, Outlook, Phase
 from driver_manager.domain.fleet.status import status_of
@@ -31,6 +31,7 @@ from driver_manager.domain.text import (
     sentences,
     shortened,
     words_on_one_line,
+    wrapped,
 )
 
 # sentences
@@ -209,3 +210,24 @@ def test_a_control_character_is_spelled_out_also_in_what_others_show_for_us(lett
     shown = (event["message"], status["conditions"][0]["message"], metrics.splitlines()[-1])
     assert [text for text in (one_line(f"a{letter}b"), *shown) if not is_clean(text)] == []
     assert metrics.count("\n") == 3
+
+
+@given(st.lists(st.text("abc.", min_size=1, max_size=30)), st.integers(20, 90), st.integers(0, 12))
+def test_a_wrapped_line_has_the_same_words_and_fits(words: list[str], columns: int, indent: int) -> None:
+    line = " ".join(words)
+    lines = wrapped(line, columns, indent)
+    assert " ".join(lines).split() == words
+    assert [one for one in lines if len(one) > max(columns, indent + 20) and len(one.split()) > 1] == []
+    assert all(one.startswith(" " * indent) for one in lines[1:])
+    assert wrapped(line, 0, indent) == [line]
+
+
+def test_a_narrow_table_cuts_its_widest_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("driver_manager.cli.options.columns_of", lambda _: 60)
+    rows = [
+        ("NODE", "IMAGES", "WHY"),
+        ("a", "registry.example.com/a/very/long/name/of/an/image:1.2.3-beta4", "it is held"),
+    ]
+    lines = table(rows)
+    assert [len(line) <= 60 for line in lines] == [True, True]
+    assert lines[1].endswith("…  it is held")
