@@ -24,12 +24,14 @@ from driver_manager.adapters.report.log import write_termination_log
 from driver_manager.cli.main import LazyGroup
 from driver_manager.cli.options import (
     command,
+    fitted,
     in_form,
     output_option,
     put,
     put_after,
     styled,
     table,
+    titled,
     with_options,
 )
 from driver_manager.cli.reconcile import RUN_OPTIONS, mode_option, policy_for
@@ -382,16 +384,19 @@ def check_command(*, file: str, output: str) -> int:
         put(json_text(body, indent=2))
         return ExitCode.USAGE if findings else ExitCode.DONE
     if profile is None:
-        put("\n".join(one_line(f"{file}:{one.line or 1}: {one.what}") for one in found.problems))
+        put(fitted("\n".join(one_line(f"{file}:{one.line or 1}: {one.what}") for one in found.problems)))
         raise ConfigError(
             f"profile {file} has {len(found.problems)} mistake(s)",
             "Fix the file: docs/profiles.md lists every key, `driver-manager profile schema` prints the JSON Schema "
             "for editors.",
         )
     shipped = ", which replaces the shipped one" if profile.name in profiles.builtin() else ""
-    lines = [f"{file} is valid: profile {profile.name}{shipped}"]
-    lines += [f"  {line}" for line in table(meaning(profile))]
-    put("\n".join(map(one_line, lines)))
+    lines = [one_line(f"{file} is valid: profile {profile.name}{shipped}")]
+    topics = meaning(profile)
+    lines += titled(
+        ((f"  {topic}", [one_line(text)]) for topic, text in topics), 3 + max(len(one) for one, _ in topics)
+    )
+    put("\n".join(lines))
     return ExitCode.DONE
 
 

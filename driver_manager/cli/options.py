@@ -283,13 +283,21 @@ def table(rows: Sequence[Sequence[str]], indent: int = 0) -> list[str]:
     """The rows in columns. On a terminal that is too narrow behind `indent`, the widest cells are cut."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     columns = columns_of(sys.stdout)
-    while columns and indent + sum(widths) + 2 * len(widths) - 2 > columns and max(widths) > LEAST_CELL:
-        widths[widths.index(max(widths))] -= 1
+    if columns:
+        widths = narrowed(widths, columns - indent - 2 * len(widths) + 2)
     cut = [[shortened(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cut]
 
 
 LEAST_CELL = 12
+
+
+def narrowed(widths: Sequence[int], room: int) -> list[int]:
+    """`widths`, of which the widest are less, down to `LEAST_CELL`, until all fit into `room`."""
+    found = list(widths)
+    while sum(found) > room and max(found) > LEAST_CELL:
+        found[found.index(max(found))] -= 1
+    return found
 
 
 def titled(parts: Iterable[tuple[str, Iterable[str]]], width: int) -> list[str]:

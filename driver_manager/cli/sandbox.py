@@ -17,10 +17,11 @@ import click
 from msgspec.structs import asdict
 
 from driver_manager.adapters.report.log import CYAN, GREEN, RED, has_colour, is_capable, painted, size_of
-from driver_manager.cli.options import command, output_option, styled
+from driver_manager.cli.options import command, narrowed, output_option, styled
 from driver_manager.cli.options import table as columns
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.fleet.spec import UpgradeState
+from driver_manager.domain.text import shortened
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.fleet import FLEET_SCENARIOS, HEADINGS, FleetScenario, NodeRow, Picture, run_fleet_scenario
@@ -106,7 +107,8 @@ def table(picture: Picture, columns: int, *, paints: bool) -> list[str]:
     """The rollout's message and its nodes, in lines of at most `columns`."""
     headline = textwrap.wrap(picture.headline, columns, max_lines=HEADLINES, placeholder=" ...")
     cells = [HEADINGS, *(row.cells for row in picture.rows)]
-    widths = [max(len(one[column]) for one in cells) for column in range(len(HEADINGS) - 1)]
+    *wide, why = (max(map(len, column)) for column in zip(*cells, strict=True))
+    widths = narrowed(wide, columns - 2 * len(wide) - why)
     lines = [_cut(one, widths, columns) for one in cells]
     colours = ["", *(_colour(row) for row in picture.rows)]
     return [
@@ -117,8 +119,8 @@ def table(picture: Picture, columns: int, *, paints: bool) -> list[str]:
 
 
 def _cut(cells: Sequence[str], widths: Sequence[int], columns: int) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, (*widths, 0), strict=True))
-    line = "  ".join(padded).rstrip()
+    padded = (shortened(cell, width).ljust(width) for cell, width in zip(cells, widths, strict=False))
+    line = "  ".join((*padded, cells[-1])).rstrip()
     return line if len(line) <= columns else f"{line[: max(0, columns - 3)]}..."
 
 

@@ -126,3 +126,11 @@ def test_the_headings_name_what_stands_below_them() -> None:
     assert lines[-2].split() == list(HEADINGS)
     columns = [lines[-2].index(word) for word in HEADINGS]
     assert [lines[-1][at:].startswith(cell[:20]) for at, cell in zip(columns, FAILED.cells, strict=True)] == [True] * 6
+
+
+def test_a_narrow_table_of_nodes_cuts_the_pod_and_not_the_reason() -> None:
+    row = NodeRow(
+        "node-01", "1", "upgrade-failed", "1.2.92", "driver-of-a-vendor-with-a-long-name-x7k2p", "exit 5: dmesg"
+    )
+    last = table(picture(row), 80, paints=False)[-1]
+    assert (len(last) <= 80, last.endswith("  exit 5: dmesg"), "…" in last) == (True, True, True)
