@@ -13,7 +13,7 @@ from msgspec import Struct
 from driver_manager import profiles, schemas
 from driver_manager.adapters.kube import transport
 from driver_manager.adapters.kube.api import KubeApi, load_client
-from driver_manager.adapters.kube.fleet import KubeDesk, node_label_keys, readers
+from driver_manager.adapters.kube.fleet import INSTALL, KubeDesk, node_label_keys, readers
 from driver_manager.adapters.kube.transport import is_in_pod
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.options import fitted, styled, table, titled, when, written_moment, zone
@@ -43,7 +43,9 @@ from driver_manager.domain.wire import seconds_of
 # Hints: the next commands for a rollout that does not continue by itself
 
 PROGRAM = "driver-manager rollout"
-NO_CONTROLLER = "no controller leads, so nothing happens: install deploy/components/rollout, or check its pods"
+NO_CONTROLLER = (
+    f"no controller leads, so nothing happens: install it as docs/rollout.md shows ({INSTALL}), or check its pods"
+)
 
 
 Json = dict[str, Any]

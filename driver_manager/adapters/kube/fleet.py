@@ -688,6 +688,8 @@ class KubeFleet:
 
 F = TypeVar("F")
 EVERY_POD = Subject(FactKind.GATE_PODS)
+INSTALL = "`kubectl apply --server-side -k deploy/overlays/VENDOR/rollout`"
+"""The command that installs the CRD and the controller; docs/rollout.md explains it."""
 
 
 class KubeDesk:
@@ -711,7 +713,7 @@ class KubeDesk:
         except Answer as answer:
             raise ConfigError(
                 f"the API server does not serve {PLURAL}.{GROUP}",
-                "Install deploy/components/rollout; docs/rollout.md shows how.",
+                f"Install the rollout controller as docs/rollout.md shows: {INSTALL}.",
             ) from answer
 
     def leader(self, namespace: str, lease: str) -> Leader:

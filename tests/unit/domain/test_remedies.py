@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager import profiles
 from driver_manager.adapters.kube import api
+from driver_manager.adapters.kube.fleet import INSTALL
+from driver_manager.cli.rollout_screen import NO_CONTROLLER
 from driver_manager.domain import errors
 from driver_manager.domain.errors import PHRASES, ManagerError, Place, at_place
 
@@ -102,6 +105,13 @@ def test_a_remedy_advises_what_can_be_done_in_its_place(place: Place) -> None:
 
 def test_every_remedy_of_an_error_is_a_sentence() -> None:
     assert [where for where, remedy in REMEDIES if not remedy] == []
+
+
+def test_advice_names_folders_that_can_be_applied() -> None:
+    """A component is none: it needs an overlay around it."""
+    folders = [PACKAGE.parent / INSTALL.split()[-1].rstrip("`").replace("VENDOR", name) for name in profiles.builtin()]
+    assert [folder for folder in folders if not (folder / "kustomization.yaml").is_file()] == []
+    assert "deploy/components" not in " ".join((NO_CONTROLLER, *(remedy for _, remedy in REMEDIES)))
 
 
 def test_no_phrase_is_unused() -> None:
