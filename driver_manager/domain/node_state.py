@@ -142,8 +142,9 @@ NONE_LASTS: Lasting = frozenset()
 class LastOutcome(Struct, frozen=True):
     """How the last run ended, and `since` when the node is in `state`; times are as `written_time` writes them.
 
-    `step` is what the run was doing, "" at its end; `digest` the wanted driver's; `version` what was loaded in the end,
-    "" if nothing or unknown; `window` that of the last run with one.
+    After a failure with another exit code, `since` is its time. `step` is what the run was doing, "" at its end;
+    `digest` the wanted driver's; `version` what was loaded in the end, "" if nothing or unknown; `window` that of the
+    last run with one.
     """
 
     state: NodeState
@@ -162,7 +163,10 @@ class LastOutcome(Struct, frozen=True):
         now = written_time(wall_s)
         if before is None:
             return replace(self, ended=now, since=now)
-        since = before.since if before.state is self.state and before.since else now
+        is_same = before.state is self.state and (
+            self.state is not NodeState.FAILED or before.exit_code == self.exit_code
+        )
+        since = before.since if is_same and before.since else now
         return replace(self, ended=now, since=since, window=self.window or before.window)
 
 

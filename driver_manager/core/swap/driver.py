@@ -541,6 +541,7 @@ class DriverSwap:
             )
         for remark in result.remarks:
             self._context.ports.reporter.warn(remark)
+        self._context.lock.state.remarks(result.remarks)
         note = "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
         self._context.ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")
         self._has_loaded = True

@@ -152,6 +152,11 @@ class StateWriter:
         """Unless a step fails, the run ends with exit code 0, and the driver is in `state`."""
         self._outcome = LastOutcome(state, ExitCode.DONE, what, digest=self._digest)
 
+    def remarks(self, found: tuple[str, ...]) -> None:
+        """Add what is wrong with the driver's devices although the run is to end well."""
+        if self._outcome is not None:
+            self._outcome = replace(self._outcome, what="; ".join((self._outcome.what, *found)))
+
     def fails(self, error: ManagerError) -> None:
         """The run ends with `error`. If the API server does not answer or the Node is gone, send no patch for it."""
         state = node_state.state_after(error)

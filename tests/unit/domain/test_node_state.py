@@ -169,6 +169,9 @@ def test_a_state_that_lasts_keeps_its_beginning() -> None:
     assert (again.since, again.ended) == ("2001-09-09T01:46:40Z", "2001-09-09T01:47:40Z")
     other = replace(FAILED, state=NodeState.HELD).of(1_000_000_060.0, begun)
     assert other.since == other.ended
+    failed = LastOutcome(NodeState.FAILED, 3, "pods remain").of(1_000_000_000.0, None)
+    another = LastOutcome(NodeState.FAILED, 5, "module failed").of(1_000_000_060.0, failed)
+    assert (another.since, another.of(1_000_000_120.0, another).since) == (another.ended, another.ended)
 
 
 def test_an_error_means_a_state() -> None:

@@ -155,6 +155,8 @@ def test_a_swap_is_judged_by_what_got_worse(
         assert (found[0], node.tree.driver_version) == (code, version), found[1]
         assert said in found[1]
         assert not is_paused(node)
+        outcome = json.loads(node.cluster.node()["metadata"]["annotations"][node.tree.profile.keys.last_outcome])
+        assert said in outcome["what"], "also a warning after the swap is on the Node"
         kept = json.loads((node.tree.root / node.tree.profile.paths.baseline.lstrip("/")).read_text())
         assert kept["version"] == OLD
 
