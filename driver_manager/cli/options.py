@@ -25,7 +25,15 @@ from driver_manager.domain.settings import (
     SettingKind,
     Values,
 )
-from driver_manager.domain.text import json_text, parse_duration, shortened, spoken, words_on_one_line, wrapped
+from driver_manager.domain.text import (
+    json_text,
+    parse_duration,
+    shortened,
+    shown_length,
+    spoken,
+    words_on_one_line,
+    wrapped,
+)
 from driver_manager.domain.wire import seconds_of, written_time
 
 # Help that fits on a screen.
@@ -281,12 +289,17 @@ def _indent(line: str) -> int:
 
 def table(rows: Sequence[Sequence[str]], indent: int = 0) -> list[str]:
     """The rows in columns. On a terminal that is too narrow behind `indent`, the widest cells are cut."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(shown_length, column)) for column in zip(*rows, strict=True)]
     columns = columns_of(sys.stdout)
     if columns:
         widths = narrowed(widths, columns - indent - 2 * len(widths) + 2)
-    cut = [[shortened(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cut]
+    return ["  ".join(map(_cell, row, widths)).rstrip() for row in rows]
+
+
+def _cell(text: str, width: int) -> str:
+    """`text` in `width` columns; one with a style is not cut."""
+    cut = text if shown_length(text) <= width or text.endswith("\x1b[0m") else shortened(text, width)
+    return cut + " " * (width - shown_length(cut))
 
 
 LEAST_CELL = 12

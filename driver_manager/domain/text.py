@@ -113,6 +113,11 @@ def shortened(text: str, most: int) -> str:
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
+def shown_length(text: str) -> int:
+    """Columns of `text`: styles take none."""
+    return len(_STYLE.sub("", text))
+
+
 def wrapped(line: str, columns: int, indent: int) -> list[str]:
     """`line` in lines of at most `columns`, broken between words; all but the first are indented.
 
@@ -120,7 +125,7 @@ def wrapped(line: str, columns: int, indent: int) -> list[str]:
     """
     lines, words, used = list[str](), list[str](), 0
     for word in line.split(" "):
-        wide = len(_STYLE.sub("", word))
+        wide = shown_length(word)
         if columns and "".join(words) and used + wide > max(columns, indent + MIN_COLUMNS):
             lines.append(" ".join(words))
             words, used = [" " * (indent - 1)] if indent else [], indent

@@ -231,3 +231,6 @@ def test_a_narrow_table_cuts_its_widest_cells(monkeypatch: pytest.MonkeyPatch) -
     lines = table(rows)
     assert [len(line) <= 60 for line in lines] == [True, True]
     assert lines[1].endswith("…  it is held")
+    styled = f"\x1b[33m{'y' * 40}\x1b[0m"
+    (line,) = table([("x" * 40, styled, "end")])
+    assert line.endswith(f"  {styled}  end"), "a style ends where it has to"
