@@ -108,7 +108,7 @@ def table(picture: Picture, columns: int, *, paints: bool) -> list[str]:
     headline = textwrap.wrap(picture.headline, columns, max_lines=HEADLINES, placeholder=" ...")
     cells = [HEADINGS, *(row.cells for row in picture.rows)]
     *wide, why = (max(map(len, column)) for column in zip(*cells, strict=True))
-    widths = narrowed(wide, columns - 2 * len(wide) - why)
+    widths = narrowed(wide, columns - 2 * len(wide) - min(why, columns // 4))
     lines = [_cut(one, widths, columns) for one in cells]
     colours = ["", *(_colour(row) for row in picture.rows)]
     return [
