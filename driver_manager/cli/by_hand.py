@@ -494,7 +494,7 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
         nothing = (
             f"nothing to release on node {obs.node.name}: no journal, no paused label, no cordon by driver-manager"
         )
-        return "\n".join(map(one_line, (nothing, *stays)))
+        return fitted("\n".join(map(one_line, (nothing, *stays))))
     verb = "would restore" if dry_run else "restored"
     lines = [f"{verb} {key}: {pair['from']} → {pair['to']}" for key, pair in labels.items()]
     if change.unschedulable is False:
@@ -506,7 +506,7 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
         lines.append("note: a record on the host names what else is to be undone; restore has to run on the node")
     if obs.host is not None and not is_loaded(obs.host, profile):
         lines.append("note: no driver is loaded; operands that need it will wait or crash until it is")
-    return "\n".join(map(one_line, (*lines, *stays)))
+    return fitted("\n".join(map(one_line, (*lines, *stays))))
 
 
 def _cordon_notes(node: Node, profile: Profile) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from driver_manager.adapters.host.notes import HostClientNotes, RunFiguresFile
 from driver_manager.adapters.report.log import LogReporter, write_termination_log
 from driver_manager.adapters.report.publish import Textfile
 from driver_manager.cli.main import refuse_mistyped, warn_of_unheeded
-from driver_manager.cli.options import command, in_form, output_option, put, put_after, with_options
+from driver_manager.cli.options import command, fitted, in_form, output_option, put, put_after, with_options
 from driver_manager.cli.session import (
     Observer,
     Session,
@@ -234,7 +234,7 @@ def _show_plan(values: Values, mode: Mode, output: str) -> int:
     except EvictionRefused as error:
         if output != "json":
             lines = ("pod {pod} {uses}: {fate}, {why}".format(**one) for one in error.facts["workloads"])
-            put("\n".join(map(one_line, lines)))
+            put(fitted("\n".join(map(one_line, lines))))
         raise
     try:
         decided = rehearsed(ports, decided)

@@ -381,7 +381,10 @@ def chosen(world: FleetCache, namespace: str, name: str) -> RolloutObject:
     if len(rollouts) == 1 and not name:
         return next(iter(rollouts.values()))
     if not rollouts:
-        raise ConfigError(f"there is no {KIND} in namespace {namespace}", "Use another namespace with -n.")
+        raise ConfigError(
+            f"there is no {KIND} in namespace {namespace}",
+            "Name its namespace with -n; `kubectl get driverrollouts -A` lists all.",
+        )
     names = several(sorted(rollouts))
     if name:
         raise ConfigError(f"there is no {KIND} {name} in namespace {namespace}", f"Use one of: {names}.")

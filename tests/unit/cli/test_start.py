@@ -282,3 +282,23 @@ def test_a_loop_never_loads_large_modules(loop: str) -> None:
     loaded = set(done.stdout.split())
     assert not loaded & {*TOO_LARGE, *lean_entry.LAZY}
     assert "msgspec" in loaded
+
+
+WARNS = """
+import sys, warnings
+from driver_manager.cli import main, start
+def entry():
+    from urllib3.exceptions import InsecureRequestWarning
+    warnings.warn("Unverified HTTPS request", InsecureRequestWarning, stacklevel=1)
+main.entry = entry
+sys.argv = ["driver-manager", "plan"]
+start.entry()
+"""
+
+
+@pytest.mark.parametrize(("options", "is_shown"), [((), False), (("-W", "default"), True)])
+def test_a_warning_of_a_library_is_shown_only_to_those_who_ask_python_for_it(
+    options: tuple[str, ...], is_shown: bool
+) -> None:
+    done = subprocess.run([sys.executable, *options, "-c", WARNS], capture_output=True, text=True, check=True)
+    assert ("InsecureRequestWarning" in done.stderr) is is_shown
