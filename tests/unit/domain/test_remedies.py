@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from driver_manager import profiles
 from driver_manager.adapters.kube import api
 from driver_manager.adapters.kube.fleet import INSTALL
+from driver_manager.cli.main import COMMANDS, cli
 from driver_manager.cli.rollout_screen import NO_CONTROLLER
 from driver_manager.domain import errors
 from driver_manager.domain.errors import PHRASES, ManagerError, Place, at_place
@@ -112,6 +115,33 @@ def test_advice_names_folders_that_can_be_applied() -> None:
     folders = [PACKAGE.parent / INSTALL.split()[-1].rstrip("`").replace("VENDOR", name) for name in profiles.builtin()]
     assert [folder for folder in folders if not (folder / "kustomization.yaml").is_file()] == []
     assert "deploy/components" not in " ".join((NO_CONTROLLER, *(remedy for _, remedy in REMEDIES)))
+
+
+def test_advice_names_commands_and_options_that_exist() -> None:
+    context = click.Context(cli)
+    commands = {words for words, _ in cli.each()} | {name for name in COMMANDS if cli.get_command(context, name)}
+    flags = {
+        flag
+        for _, command in cli.each()
+        for one in command.params
+        if not getattr(one, "hidden", False)
+        for flag in one.opts
+    }
+    advice = " ".join(
+        text
+        for _, tree in sources()
+        for node in ast.walk(tree)
+        if (text := text_of(_as_text(node), "")) and " " in text
+    )
+    named = set(re.findall(r"`driver-manager ((?:rollout |profile )?[a-z-]+)", advice))
+    assert named - commands == set()
+    assert len(named) > 5
+    of_others = {"--force-conflicts", "--server-side", "--kubeconfig"}
+    assert set(re.findall(r"\((--[a-z-]+)\)", advice)) - flags - of_others == set()
+
+
+def _as_text(node: ast.AST) -> ast.expr | None:
+    return node if isinstance(node, ast.Constant | ast.JoinedStr) else None
 
 
 def test_no_phrase_is_unused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import assert_type
 
 import pytest
@@ -116,3 +118,10 @@ def test_each_constant_is_named_as_its_variable_and_stands_under_one_heading() -
 )
 def test_a_variable_that_is_nearly_one_of_ours_is_named_with_it(name: str, near: str) -> None:
     assert settings.mistyped([name, "PATH", "HOME"]) == ({name: near} if near else {})
+
+
+def test_no_variable_of_our_manifests_looks_like_a_typing_error() -> None:
+    files = Path("deploy").rglob("*.yaml")
+    names = {name for path in files for name in re.findall(r"\b[A-Z][A-Z0-9_]{5,}\b", path.read_text(encoding="utf-8"))}
+    assert {"ENABLE_NPU_POD_EVICTION", "DRIVER_ROOT"} < names
+    assert settings.mistyped(names) == {}
