@@ -255,14 +255,15 @@ def names_of(objects: Iterable[Obj]) -> list[str]:
 
 
 def pod_template(name: str, env: dict[str, str] | None = None, version: str = "1") -> dict[str, Any]:
-    """The template of pods with one container, and with an init container if `env` is given."""
+    """The template of pods with one container, and with an init container if `env` is given: with any, a run's."""
     spec: dict[str, Any] = {
         "containers": [{"name": "main", "image": f"sandbox/{name}:{version}"}],
         "terminationGracePeriodSeconds": 30,
     }
     if env is not None:
         listed = [{"name": variable, "value": value} for variable, value in env.items()]
-        spec["initContainers"] = [{"name": "k8s-driver-manager", "image": "driver-manager", "env": listed}]
+        run = {"args": ["reconcile-driver-state"]} if env else {}
+        spec["initContainers"] = [{"name": "k8s-driver-manager", "image": "driver-manager", **run, "env": listed}]
     return {"metadata": {"labels": {"app": name}}, "spec": spec}
 
 
