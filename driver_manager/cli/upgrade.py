@@ -110,7 +110,7 @@ class NodeUpgrade(Struct):
         if self.end.is_over:
             raise UpgradeUnended(
                 f"the upgrade of node {self.desk.name} did not end within {spoken(self.end.allowed_s)}: {why}",
-                "A run that has begun goes on; `--wait` follows it again, and --timeout gives it more time.",
+                "A run that has begun continues; `--wait` follows it again, and --timeout gives it more time.",
             )
         self.clock.sleep(seconds)
 
@@ -160,10 +160,12 @@ class NodeUpgrade(Struct):
             try:
                 self._wait(f"{why}; trying again", max(REFUSED_S, answer.retry_after_s))
             except UpgradeUnended:
-                raise EvictionRefused(
-                    f"{why} (for {spoken(self.end.allowed_s)})",
-                    "Make room in the PodDisruptionBudget of the driver pods, or raise --timeout.",
-                ) from None
+                is_budget = "disruption budget" in answer.why
+                room = (
+                    "Make room in the PodDisruptionBudget of the driver pods" if is_budget else "Change what refuses it"
+                )
+                what = f"{why} (for {spoken(self.end.allowed_s)})"
+                raise EvictionRefused(what, f"{room}, or raise --timeout.") from None
 
     # Follow
 
@@ -174,7 +176,7 @@ class NodeUpgrade(Struct):
             try:
                 driver, node = current(self.drivers()), self.node()
             except (ApiUnavailable, Conflict) as error:
-                self._wait(f"{error.what}; the run goes on, trying again")
+                self._wait(f"{error.what}; the run continues, trying again")
                 continue
             uid = driver.pod.uid if driver is not None and driver.pod.uid != before.pod else ""
             if seen and uid and uid != seen:
@@ -356,7 +358,7 @@ def upgrade_command(  # noqa: PLR0913  # what click gives, by name
             return upgrade.plan(output)
         report = run_upgrade(upgrade, waits=waits)
     except Terminated as ended:
-        goes_on = f"A run that has begun goes on; `driver-manager upgrade {node} --wait` follows it."
+        goes_on = f"A run that has begun continues; `driver-manager upgrade {node} --wait` follows it."
         raise Terminated(ended.what, "Nothing was changed." if dry_run else goes_on) from ended
     put(in_form(output, report.body(), report.text))
     return report.result.code if report.result is not None else ExitCode.DONE

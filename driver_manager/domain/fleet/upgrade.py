@@ -216,10 +216,8 @@ def judged(
     found = _result(node, driver, last, keys, running_s)
     if found is None:
         return _why_waiting(node, driver, keys)
-    # The outcome on the Node also has the window of an earlier run, which is not this one's.
-    window = last.window if last is not None else None
-    if window is not None and before.window is not None and window.began_s == before.window.began_s:
-        window = None
+    # The outcome also has the window of an earlier run, which is not this one's unless this one continued it.
+    window = last.window if last is not None and last.window != before.window else None
     return UpgradeEnd(found[0], found[1], found[2], node.labels.get(keys.version, ""), window)
 
 
@@ -227,9 +225,9 @@ def _result(
     node: Node, driver: NodeDriver, last: LastOutcome | None, keys: NodeKeys, running_s: float
 ) -> tuple[int, str, str] | None:
     """Exit code, message and remedy of the run, None while it has not ended."""
-    end, is_of_run = driver.end, last is not None and driver.end is not None and last.exit_code == driver.end.code
+    end = driver.end
     if end is not None and end.code and end.code not in TRANSIENT and end.code < SIGNALLED:
-        if last is not None and is_of_run:
+        if last is not None and last.exit_code == end.code:
             return end.code, last.what, last.remedy
         return end.code, end.message or f"exit {end.code}", ""
     if node_state.state_on(node, keys) is NodeState.REBOOT_REQUIRED:
@@ -238,9 +236,9 @@ def _result(
             shown = node_state.outcome_on(node, keys)
         if shown is not None:
             return int(ExitCode.REBOOT_REQUIRED), shown.what, _to_reboot(node, keys)
-    if end is None or end.code or not driver.pod.is_ready:
+    if not driver.pod.is_ready:
         return None
-    return 0, last.what if last is not None and is_of_run else "the driver pod is ready", ""
+    return 0, last.what if last is not None and not last.exit_code else "the driver pod is ready", ""
 
 
 def _why_waiting(node: Node, driver: NodeDriver, keys: NodeKeys) -> str:

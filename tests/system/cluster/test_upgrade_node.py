@@ -156,6 +156,7 @@ def logs(control_plane: ControlPlane) -> Iterator[Logs]:
     found = Logs(control_plane, LOG)
     yield found
     found.server.shutdown()
+    found.server.server_close()
 
 
 @pytest.mark.shares(4)

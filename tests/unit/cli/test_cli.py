@@ -18,7 +18,7 @@ from tests.support.fakes.schemas import conforms
 LOOPS = ("health-watch", "rebooter")
 """They print nothing but their log."""
 
-APART = ("sandbox", "completion", "rollout", "stage", "profile", *LOOPS)
+APART = ("sandbox", "completion", "rollout", "stage", "profile", "upgrade", *LOOPS)
 NODE_COMMANDS = [name for name in COMMANDS if name not in APART]
 """Those that ask the API server and print."""
 
@@ -118,6 +118,7 @@ def test_no_command_shows_the_help_and_is_a_usage_error(capfd: pytest.CaptureFix
             ([command, "-o", "json", "--node-name", "n", "--kubeconfig", "/absent"], "/absent")
             for command in NODE_COMMANDS
         ),
+        (["upgrade", "n", "-o", "json", "--kubeconfig", "/absent"], "/absent"),
         (["status", "-o", "json", "--bogus"], "No such option"),
         (["reconcile-driver-state", "-ojson", "--reconcile-deadline", "soon"], "'soon' is not a duration"),
         (["restore", "--output=json", "extra"], "unexpected extra argument"),

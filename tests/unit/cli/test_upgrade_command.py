@@ -1,0 +1,197 @@
+"""`upgrade NODE`: in the sandbox's fleet, as a person tries it; and its waits, with a cluster that a test scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from driver_manager.adapters.kube.fleet import KubeNodeDesk
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.cli.main import run
+from driver_manager.cli.upgrade import NodeUpgrade, run_upgrade
+from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.errors import ApiUnavailable, ExitCode, Terminated, UpgradeUnended
+from driver_manager.domain.fleet.spec import PLURAL, Task, TaskPod
+from driver_manager.domain.fleet.upgrade import NodeDriver, NodeScene, RunEnd
+from driver_manager.domain.node import Eviction, EvictionOutcome
+from driver_manager.profiles import builtin
+from driver_manager.sandbox.apiserver import Deny
+from driver_manager.sandbox.fleet import DRIVER, FLEET_SCENARIOS, SandboxFleet
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.fleet_builders import DAEMON_SET, NEW, REVISIONS, new_pod, pod
+from tests.support.fakes.fleet_builders import node as fleet_node
+from tests.support.fakes.schemas import conforms
+
+SCENARIO = FLEET_SCENARIOS["fleet"]
+FIRST, SECOND = SCENARIO.nodes[:2]
+"""The runs of the first node are real."""
+
+TEMPLATE = '{"spec":{"initContainers":[{"name":"m","image":"m:2","args":["reconcile-driver-state"]}]}}'
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SandboxFleet]:
+    """The sandbox's fleet, with its rollout paused."""
+    profile = builtin()["rebellions"]
+    with SandboxFleet(SCENARIO, profile, tmp_path, lambda _: None) as found:
+        found.store.merge(PLURAL, DRIVER, {"spec": {"paused": True}}, namespace=found.namespace)
+        for name, value in (("KUBECONFIG", found.kubeconfig), ("LOG_FORMAT", "text"), ("HOME", tmp_path)):
+            monkeypatch.setenv(name, str(value))
+        yield found
+
+
+@pytest.mark.shares(3)
+def test_the_sandbox_shows_an_upgrade_that_fails_one_that_succeeds_and_the_whole_fleet(
+    sandbox: SandboxFleet, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def upgrade(node: str) -> tuple[int, Any]:
+        code = run(["upgrade", node, "--wait", "--timeout", "3m", "-o", "json"])
+        return code, conforms("upgrade", capfd.readouterr().out)
+
+    sandbox.set_release(SCENARIO.bad)
+    code, found = upgrade(FIRST)
+    assert (code, found["exitCode"], found["evicted"]) == (ExitCode.MODULE_FAILED, 5, True)
+    assert run(["status", "--all", "-o", "json"]) == ExitCode.DONE
+    shown = conforms("cluster", capfd.readouterr().out)
+    assert (shown["needAttention"], shown["nodes"][0]["node"], shown["nodes"][0]["state"]) == (1, FIRST, "held")
+    assert shown["total"] == len(SCENARIO.nodes)
+    sandbox.set_release(SCENARIO.good)
+    code, found = upgrade(FIRST)
+    assert (code, found["exitCode"], found["version"]) == (0, 0, SCENARIO.good.version)
+    assert found["window"]["seconds"] > 0
+    assert upgrade(SECOND)[0] == ExitCode.DONE
+    assert run(["upgrade", FIRST]) == ExitCode.DONE
+    assert (
+        capfd.readouterr().out == f"node {FIRST}: nothing newer: the driver pod has the newest template and is ready\n"
+    )
+    sandbox.server.deny.append(Deny("create", "pods/eviction"))
+    sandbox.set_release(SCENARIO.bad)
+    assert run(["upgrade", FIRST]) == ExitCode.API_REFUSED
+    assert 'cannot create resource "pods/eviction"' in capfd.readouterr().err
+    assert run(["upgrade", "no-such-node"]) == ExitCode.USAGE
+    assert "node no-such-node does not exist" in capfd.readouterr().err
+
+
+class FakeDesk:
+    """See KubeNodeDesk. `evicted` and `made` are what the upgrade has done; `answers` are those to evictions."""
+
+    name = "a"
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.pods: tuple[NodeDriver, ...] = (NodeDriver(pod("a"), "driver", "ds-uid"),)
+        self.task: TaskPod | None = None
+        self.cleared_by = ""
+        self.done: list[str] = []
+        self.answers: list[Eviction] = []
+        self.errors: list[Exception] = []
+
+    def node(self) -> dict[str, Any]:
+        return {"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}}
+
+    def drivers(self, _: str) -> tuple[NodeDriver, ...]:
+        if self.errors:
+            raise self.errors.pop()
+        return self.pods
+
+    def scene(self, pods: tuple[NodeDriver, ...], _: object) -> NodeScene:
+        node = fleet_node("a", cleared_by=self.cleared_by)
+        return NodeScene(node, pods, DAEMON_SET, tuple(replace(one, template=TEMPLATE) for one in REVISIONS))
+
+    def evict(self, driver: Any) -> Eviction:
+        answer = self.answers.pop(0) if self.answers else Eviction(EvictionOutcome.ACCEPTED)
+        self.done.append(f"evict {driver.name}: {answer.outcome.value}")
+        if answer.outcome is not EvictionOutcome.BLOCKED:
+            self.pods = ()
+            self.clock.after(3.0, self.serve)
+        return answer
+
+    def serve(self) -> None:
+        self.pods = (NodeDriver(new_pod("a"), "driver", "ds-uid", end=RunEnd(0, "")),)
+
+    def create_pod(self, namespace: str, body: Any) -> None:
+        self.done.append(f"create {body['metadata']['labels']['driver-manager.rebellions.ai/task']}")
+        self.task = TaskPod(namespace, body["metadata"]["name"], "t", "a", NEW, Task.CLEAR, 0.0)
+
+    def task_pod(self, *_: str) -> TaskPod | None:
+        return self.task
+
+    def delete_pod(self, *_: str) -> None:
+        self.done.append("delete pod")
+        self.task = None
+
+
+@pytest.fixture
+def desk() -> FakeDesk:
+    return FakeDesk(FakeClock())
+
+
+def upgrade_of(desk: FakeDesk, profile: str = "rebellions", timeout_s: float = 600.0) -> NodeUpgrade:
+    return NodeUpgrade(
+        desk=cast("KubeNodeDesk", desk),
+        clock=cast("SystemClock", desk.clock),
+        log=RecordingReporter(),
+        profile=builtin()[profile],
+        namespace="npu",
+        daemon_set="driver",
+        end=Deadline.after(timeout_s, desk.clock.monotonic),
+    )
+
+
+def test_a_pod_that_somebody_else_replaced_is_followed_and_not_evicted(desk: FakeDesk) -> None:
+    desk.answers = [Eviction(EvictionOutcome.GONE)]
+    report = run_upgrade(upgrade_of(desk), waits=True)
+    assert (report.is_evicted, report.result, desk.done) == (False, None, ["evict driver-a-before: gone"])
+    assert report.what.startswith("nothing newer")
+
+
+def test_an_outage_of_the_api_server_ends_no_wait(desk: FakeDesk) -> None:
+    upgrade = upgrade_of(desk)
+    desk.clock.after(1.0, lambda: desk.errors.append(ApiUnavailable("no usable answer", "Check it.")))
+    report = run_upgrade(upgrade, waits=True)
+    assert report.result is not None
+    assert report.result.code == 0
+
+
+def test_a_run_that_does_not_end_in_time_goes_on(desk: FakeDesk) -> None:
+    desk.clock.after(1.0, lambda: setattr(desk, "serve", lambda: None))
+    with pytest.raises(UpgradeUnended) as late:
+        run_upgrade(upgrade_of(desk, timeout_s=2.0), waits=True)
+    assert late.value.exit_code == ExitCode.ROLLOUT_STUCK
+    assert "did not end within 2 s: waits for the new driver pod" in late.value.what
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "done"),
+    [
+        (lambda desk: setattr(desk, "cleared_by", "t"), ["evict driver-a-before: accepted", "delete pod"]),
+        (lambda desk: end(desk, 0), ["evict driver-a-before: accepted", "delete pod"]),
+        (lambda desk: end(desk, 3), ["delete pod"]),
+    ],
+    ids=["it holds the node", "there was no pod to disturb", "it fails"],
+)
+def test_a_node_whose_container_unloads_is_cleared_before_its_pod_is_evicted(
+    desk: FakeDesk, meanwhile: Callable[[FakeDesk], None], done: list[str]
+) -> None:
+    desk.clock.after(2.0, lambda: meanwhile(desk))
+    desk.clock.after(6.0, lambda: end(desk, desk.task.exit_code or 0 if desk.task is not None else 0))
+    report = run_upgrade(upgrade_of(desk, "nvidia"), waits=True)
+    assert desk.done == ["create clear", *done]
+    assert report.result is not None
+    assert report.result.code == (0 if len(done) > 1 else ExitCode.PODS_REMAIN)
+
+
+def end(desk: FakeDesk, code: int) -> None:
+    if desk.task is not None:
+        desk.task = replace(desk.task, exit_code=code, has_ended=True, message="jobs/train-0 does not leave")
+
+
+def test_an_interrupt_deletes_the_pod_that_clears(desk: FakeDesk) -> None:
+    desk.clock.after(2.0, desk.clock.ask_to_end)
+    with pytest.raises(Terminated):
+        run_upgrade(upgrade_of(desk, "nvidia"), waits=True)
+    assert desk.done == ["create clear", "delete pod"]
