@@ -64,6 +64,9 @@ POLL_S = 1.0
 REFUSED_S = 5.0
 """Seconds between two evictions of a pod whose eviction is refused, unless the server names more."""
 
+ABSENT_S = 5.0
+"""Seconds for which a node may be without a driver pod: between an eviction and the next pod."""
+
 OPTIONS = (settings.ROLLOUT_NAMESPACE, settings.KUBECONFIG, settings.DRIVER_PROFILE, settings.PROFILE_FILE)
 WIDTH = 8
 
@@ -253,10 +256,12 @@ def open_upgrade(values: Values, name: str, timeout_s: float) -> NodeUpgrade:
     log = log_form(values).reporter(clock.wall)
     api = KubeApi(load_client(values[settings.KUBECONFIG] or None), clock, log, settings.BY_HAND_API_TIMEOUT_S)
     desk, namespace = KubeNodeDesk(api, name, zone), values[settings.ROLLOUT_NAMESPACE]
-    node = understood(as_node, desk.node())
+    node, end = understood(as_node, desk.node()), Deadline.after(timeout_s, clock.monotonic)
+    soon = end.within(ABSENT_S)
+    while not desk.drivers(namespace) and not soon.is_over:
+        clock.sleep(POLL_S)  # as while the DaemonSet's controller replaces it
     pods = of_one_daemon_set(name, desk.drivers(namespace), named.name if named is not None else "")
     profile = named or known.get(pods[0].profile) or profiles.pick(profiles.AUTO, known, node.labels)
-    end = Deadline.after(timeout_s, clock.monotonic)
     return NodeUpgrade(desk, clock, log, profile, pods[0].pod.namespace, pods[0].daemon_set, end)
 
 

@@ -34,7 +34,7 @@ from driver_manager.domain.fleet.spec import (
 from driver_manager.domain.node import PROGRAM, NodeChange
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.decision import APPROVED
-from driver_manager.domain.settings import DRIVER_PROFILE
+from driver_manager.domain.settings import DRIVER_POD_LEAVES, DRIVER_PROFILE, LOG_FORMAT
 from driver_manager.domain.wire import parsed
 
 # Acts: each has the resourceVersion or uid of the object that was observed, so that it changes no other object
@@ -451,7 +451,7 @@ def _prepared(text: str, revision: str, task: Task, limit_s: int, shows_plan: st
             "Add it as deploy/base/daemonset.yaml has it.",
         )
     container = {key: value for key, value in manager.items() if key not in ("resources", "restartPolicy")}
-    container |= _command(manager, task, revision, shows_plan)
+    container |= _plan_command(manager, shows_plan) if shows_plan else _command(manager, task, revision)
     # For a container that leaves no message: the command crashed, or the image lacks it.
     container["terminationMessagePolicy"] = "FallbackToLogsOnError"
     used = {one.get("name") for key in ("volumeMounts", "volumeDevices") for one in manager.get(key) or ()}
@@ -512,7 +512,7 @@ def _words(container: Mapping[str, Any]) -> list[str]:
     return [str(word) for key in ("command", "args") for word in container.get(key) or ()]
 
 
-def _command(container: Mapping[str, Any], task: Task, revision: str, shows_plan: str) -> Json:
+def _command(container: Mapping[str, Any], task: Task, revision: str) -> Json:
     words = _words(container)
     at = words.index(RECONCILE)
     command = {"command": words[:at]} if container.get("command") else {}
@@ -520,10 +520,19 @@ def _command(container: Mapping[str, Any], task: Task, revision: str, shows_plan
         return {**command, "args": [RECONCILE, *_without(words[at + 1 :], _FLAGS | _OUTPUT), "--clear-for", revision]}
     kept = _without(words[at + 1 :], NOT_OF_PREFLIGHT | _OUTPUT)
     # It runs beside the driver pod that will be replaced, whose processes have the device open.
-    shown = ["--driver-pod-leaves", "--output", shows_plan or "json"]
-    if shows_plan:  # its log is what a person reads
-        return {**command, "args": ["plan", *kept, *shown, "--log-format", "text"]}
-    return {**command, "args": ["preflight", *kept, *shown]}
+    return {**command, "args": ["preflight", *kept, "--driver-pod-leaves", "--output", "json"]}
+
+
+def _plan_command(container: Mapping[str, Any], form: str) -> Json:
+    """The same command with --dry-run, whose log is what a person reads."""
+    words = _words(container)
+    at = words.index(RECONCILE)
+    command = {"command": words[:at]} if container.get("command") else {}
+    kept = _without(words[at + 1 :], _FLAGS | _OUTPUT | {LOG_FORMAT.flag})
+    said = {DRIVER_POD_LEAVES.env: "true", LOG_FORMAT.env: "text"}
+    env = [one for one in container.get("env") or () if one.get("name") not in said]
+    env += [{"name": name, "value": value} for name, value in said.items()]
+    return {**command, "args": [RECONCILE, *kept, "--dry-run", "--output", form], "env": env}
 
 
 def _without(words: Sequence[str], names: Iterable[str]) -> list[str]:

@@ -176,7 +176,7 @@ def test_a_dry_run_prints_the_plan_of_a_pod_that_is_deleted_and_ends_with_its_co
     spec = person.fleet.kubelets.bodies[person.node]["spec"]
     (container,) = spec["containers"]
     assert (container["image"], spec["nodeName"]) == ("manager:1", person.node)
-    assert container["args"] == ["plan", "--driver-pod-leaves", "--output", "text", "--log-format", "text"]
+    assert container["args"] == ["reconcile-driver-state", "--dry-run", "--output", "text"]
 
 
 @pytest.mark.shares(4)

@@ -22,6 +22,7 @@ from driver_manager.adapters.kube.fleet import (
     as_driver_pod,
     as_fleet_node,
     as_gate_pod,
+    as_node_driver,
     as_revision,
     as_task_pod,
     node_label_keys,
@@ -60,6 +61,7 @@ from driver_manager.domain.fleet.spec import (
     encode_node_record,
 )
 from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL, TASKS
+from driver_manager.domain.fleet.upgrade import RunEnd
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.node_state import LastOutcome, NodeState, encode
@@ -595,6 +597,40 @@ def test_a_short_lived_pod_waits_ends_or_never_runs() -> None:
     found = task_pod(phase="Failed", reason="OutOfcpu", message="Node didn't have enough resource: cpu")
     assert (found.exit_code, found.has_ended) == (None, True)
     assert found.message == "OutOfcpu Node didn't have enough resource: cpu"
+
+
+ENDED_BADLY = {"terminated": {"exitCode": 6, "message": "exit 6: no module"}}
+ENDED_WELL = {"terminated": {"exitCode": 0}}
+
+
+@pytest.mark.parametrize(
+    ("status", "end", "is_running"),
+    [
+        ({}, None, False),
+        ({"state": {"running": {}}}, None, True),
+        ({"state": ENDED_WELL}, RunEnd(0, ""), False),
+        ({"state": ENDED_BADLY}, RunEnd(6, "exit 6: no module"), False),
+        ({"state": {"waiting": {}}, "lastState": ENDED_BADLY}, RunEnd(6, "exit 6: no module"), False),
+        ({"state": {"running": {}}, "lastState": ENDED_WELL}, None, True),
+        ({"state": ENDED_WELL, "lastState": ENDED_BADLY}, RunEnd(0, ""), False),
+    ],
+)
+def test_the_end_of_a_run_is_that_of_the_manager(status: Any, end: RunEnd | None, is_running: bool) -> None:
+    others = {"name": "other", "state": {"terminated": {"exitCode": 1}}}
+    manager = {"name": "m", "args": ["reconcile-driver-state"], "env": [{"name": "DRIVER_PROFILE", "value": "amd"}]}
+    owner = {"kind": "DaemonSet", "name": "driver", "uid": "ds", "controller": True}
+    body: dict[str, Any] = {
+        "metadata": {"name": "p", "uid": "u", "namespace": "npu", "ownerReferences": [owner]},
+        "spec": {"nodeName": "n", "initContainers": [{"name": "other"}, manager]},
+        "status": {"initContainerStatuses": [others, {"name": "m", **status}]},
+    }
+    found = as_node_driver(body)
+    assert found is not None
+    assert (found.end, found.is_running, found.daemon_set, found.owner) == (end, is_running, "driver", "ds")
+    assert (found.profile, found.pod.uid) == ("amd", "u")
+    owner["kind"] = "ReplicaSet"
+    assert as_node_driver(body) is None
+    assert as_node_driver({**body, "spec": {}}) is None
 
 
 def both(first: int, other: dict[str, Any]) -> list[dict[str, Any]]:

@@ -196,12 +196,19 @@ def test_without_an_eviction_an_outcome_from_before_the_pod_does_not_count() -> 
 
 
 def test_a_pod_of_a_person_belongs_to_no_rollout_and_keeps_image_account_and_namespace() -> None:
-    manager = '{"name":"m","image":"manager:2","args":["reconcile-driver-state","--output","json"]}'
+    args = '["reconcile-driver-state","--output","json","--log-format=json","--retry-wait","0"]'
+    env = '[{"name":"DRIVER_PROFILE","value":"rebellions"},{"name":"LOG_FORMAT","value":"json"}]'
+    manager = f'{{"name":"m","image":"manager:2","args":{args},"env":{env}}}'
     spec = f'"serviceAccountName":"driver","initContainers":[{manager}],"containers":[{{"image":"driver:2"}}]'
     newest = replace(REVISIONS[1], template=f'{{"spec":{{{spec}}}}}')
     made = pod_of_person(pod("a"), "look", newest, Task.PREFLIGHT, shows_plan="text")
     (container,) = made["spec"]["containers"]
-    assert container["args"] == ["plan", "--driver-pod-leaves", "--output", "text", "--log-format", "text"]
+    assert container["args"] == ["reconcile-driver-state", "--retry-wait", "0", "--dry-run", "--output", "text"]
+    assert {one["name"]: one["value"] for one in container["env"]} == {
+        "DRIVER_PROFILE": "rebellions",
+        "DRIVER_POD_LEAVES": "true",
+        "LOG_FORMAT": "text",
+    }
     assert (container["image"], made["spec"]["serviceAccountName"], made["spec"]["nodeName"]) == (
         "manager:2",
         "driver",
@@ -209,5 +216,5 @@ def test_a_pod_of_a_person_belongs_to_no_rollout_and_keeps_image_account_and_nam
     )
     assert (made["metadata"]["namespace"], "ownerReferences" in made["metadata"]) == ("npu", False)
     clear = pod_of_person(pod("a"), "clear", newest, Task.CLEAR)
-    assert clear["spec"]["containers"][0]["args"] == ["reconcile-driver-state", "--clear-for", NEW]
+    assert clear["spec"]["containers"][0]["args"][-2:] == ["--clear-for", NEW]
     assert clear["metadata"]["labels"][TASK_LABEL] == "clear"
