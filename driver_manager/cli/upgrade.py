@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import click
 from msgspec import Struct
@@ -53,12 +54,14 @@ from driver_manager.domain.fleet.upgrade import (
     next_step,
     of_one_daemon_set,
 )
+from driver_manager.domain.journal import cleared_by
 from driver_manager.domain.node import EvictionOutcome, Node
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import Values
 from driver_manager.domain.text import spoken
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 POLL_S = 1.0
 REFUSED_S = 5.0
@@ -86,11 +89,11 @@ class NodeUpgrade(Struct):
     def scene(self) -> NodeScene:
         """The facts now, once the DaemonSet's controller knows its newest template. Raises ManagerError."""
         while True:
-            pods = self.drivers()
+            pods = self.asked(self.drivers)
             if not pods:
                 self._wait("waits for the new driver pod")
                 continue
-            scene = self.desk.scene(pods, self.profile.keys)
+            scene = self.asked(functools.partial(self.desk.scene, pods, self.profile.keys))
             if scene.daemon_set.is_current and scene.target:
                 return scene
             self._wait("waits for the DaemonSet's controller to see the newest template")
@@ -100,6 +103,14 @@ class NodeUpgrade(Struct):
 
     def node(self) -> Node:
         return understood(as_node, self.desk.node())
+
+    def asked(self, read: Callable[[], T]) -> T:
+        """The answer of `read`, which is repeated while the API server gives none. Raises UpgradeUnended."""
+        while True:
+            try:
+                return read()
+            except ApiUnavailable as error:
+                self._wait(f"{error.what}; trying again")
 
     def say(self, text: str) -> None:
         """Log `text` unless it was the last line."""
@@ -135,7 +146,7 @@ class NodeUpgrade(Struct):
         try:
             self.desk.create_pod(namespace, body)
             yield self._until_cleared(namespace, name)
-            while (pod := self.desk.task_pod(namespace, name)) is not None and not pod.has_ended:
+            while (pod := self._task_pod(namespace, name)) is not None and not pod.has_ended:
                 self._wait(f"waits for driver pod {driver} to terminate")
         finally:
             with self.clock.shielded():
@@ -143,20 +154,23 @@ class NodeUpgrade(Struct):
 
     def _until_cleared(self, namespace: str, name: str) -> UpgradeEnd | None:
         while True:
-            pod, scene = self.desk.task_pod(namespace, name), self.desk.scene(self.drivers(), self.profile.keys)
+            pod, notes = self._task_pod(namespace, name), self.asked(self.node).annotations
             if pod is None:
                 raise Conflict(f"pod {namespace}/{name}, which clears the node, was deleted", "Run it again.")
-            if pod.exit_code == ExitCode.DONE or scene.node.cleared_by == pod.uid:
+            if pod.exit_code == ExitCode.DONE or cleared_by(notes.get(self.profile.keys.journal, "")) == pod.uid:
                 return None
             if pod.exit_code is not None or pod.has_ended:
                 code = pod.exit_code if pod.exit_code is not None else int(ExitCode.PREFLIGHT_FAILED)
                 return UpgradeEnd(code, f"the node could not be cleared: {pod.message or f'exit {code}'}")
             self._wait(f"the node is being cleared{': ' if pod.why_waiting else ''}{pod.why_waiting}")
 
+    def _task_pod(self, namespace: str, name: str) -> TaskPod | None:
+        return self.asked(lambda: self.desk.task_pod(namespace, name))
+
     def evict(self, driver: NodeDriver) -> bool:
         """Evict this pod; False if it was gone already. Raises EvictionRefused at the end of the time."""
         while True:
-            answer = self.desk.evict(driver.pod)
+            answer = self.asked(lambda: self.desk.evict(driver.pod))
             if answer.outcome is not EvictionOutcome.BLOCKED:
                 return answer.outcome is EvictionOutcome.ACCEPTED
             why = f"the eviction of driver pod {driver} is refused: {answer.why}"
@@ -176,11 +190,7 @@ class NodeUpgrade(Struct):
         """The result of the run on the new pod. Raises UpgradeUnended, Terminated, and ApiRefused."""
         seen, since_s = "", None
         while True:
-            try:
-                driver, node = current(self.drivers()), self.node()
-            except (ApiUnavailable, Conflict) as error:
-                self._wait(f"{error.what}; the run continues, trying again")
-                continue
+            driver, node = current(self.asked(self.drivers)), self.asked(self.node)
             uid = driver.pod.uid if driver is not None and driver.pod.uid != before.pod else ""
             if seen and uid and uid != seen:
                 self.log.warn(f"the new driver pod was replaced by {driver}: following that")
@@ -224,7 +234,7 @@ class NodeUpgrade(Struct):
 
     def _until_ended(self, namespace: str, name: str) -> TaskPod:
         while True:
-            pod = self.desk.task_pod(namespace, name)
+            pod = self._task_pod(namespace, name)
             if pod is None:
                 raise Conflict(f"pod {namespace}/{name}, which makes the plan, was deleted", "Run it again.")
             if pod.exit_code is not None or pod.has_ended:

@@ -17,6 +17,7 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiUnavailable, ExitCode, Terminated, UpgradeUnended
 from driver_manager.domain.fleet.spec import PLURAL, Task, TaskPod
 from driver_manager.domain.fleet.upgrade import NodeDriver, NodeScene, RunEnd
+from driver_manager.domain.journal import Journal, Owner, encode
 from driver_manager.domain.node import Eviction, EvictionOutcome
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.apiserver import Deny
@@ -85,13 +86,16 @@ class FakeDesk:
         self.clock = clock
         self.pods: tuple[NodeDriver, ...] = (NodeDriver(pod("a"), "driver", "ds-uid"),)
         self.task: TaskPod | None = None
-        self.cleared_by = ""
+        self.is_cleared = False
         self.done: list[str] = []
         self.answers: list[Eviction] = []
         self.errors: list[Exception] = []
 
     def node(self) -> dict[str, Any]:
-        return {"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}}
+        metadata = {"name": "a", "uid": "u", "resourceVersion": "1"}
+        taken = encode(Journal(Owner("npu/clear", "t"), "boot", cleared=NEW))
+        notes = {builtin()["nvidia"].keys.journal: taken} if self.is_cleared else {}
+        return {"metadata": {**metadata, "annotations": notes}}
 
     def drivers(self, _: str) -> tuple[NodeDriver, ...]:
         if self.errors:
@@ -99,8 +103,7 @@ class FakeDesk:
         return self.pods
 
     def scene(self, pods: tuple[NodeDriver, ...], _: object) -> NodeScene:
-        node = fleet_node("a", cleared_by=self.cleared_by)
-        return NodeScene(node, pods, DAEMON_SET, tuple(replace(one, template=TEMPLATE) for one in REVISIONS))
+        return NodeScene(fleet_node("a"), pods, DAEMON_SET, tuple(replace(one, template=TEMPLATE) for one in REVISIONS))
 
     def evict(self, driver: Any) -> Eviction:
         answer = self.answers.pop(0) if self.answers else Eviction(EvictionOutcome.ACCEPTED)
@@ -149,10 +152,13 @@ def test_a_pod_that_somebody_else_replaced_is_followed_and_not_evicted(desk: Fak
     assert report.what.startswith("nothing newer")
 
 
-def test_an_outage_of_the_api_server_ends_no_wait(desk: FakeDesk) -> None:
-    upgrade = upgrade_of(desk)
-    desk.clock.after(1.0, lambda: desk.errors.append(ApiUnavailable("no usable answer", "Check it.")))
-    report = run_upgrade(upgrade, waits=True)
+@pytest.mark.parametrize("profile", ["rebellions", "nvidia"])
+def test_an_outage_of_the_api_server_ends_no_wait(desk: FakeDesk, profile: str) -> None:
+    desk.is_cleared = True
+    for at_s in (0.5, 1.0, 2.0, 2.5):
+        desk.clock.after(at_s, lambda: desk.errors.append(ApiUnavailable("no usable answer", "Check it.")))
+    desk.clock.after(2.0, lambda: end(desk, 0))
+    report = run_upgrade(upgrade_of(desk, profile), waits=True)
     assert report.result is not None
     assert report.result.code == 0
 
@@ -168,7 +174,7 @@ def test_a_run_that_does_not_end_in_time_goes_on(desk: FakeDesk) -> None:
 @pytest.mark.parametrize(
     ("meanwhile", "done"),
     [
-        (lambda desk: setattr(desk, "cleared_by", "t"), ["evict driver-a-before: accepted", "delete pod"]),
+        (lambda desk: setattr(desk, "is_cleared", True), ["evict driver-a-before: accepted", "delete pod"]),
         (lambda desk: end(desk, 0), ["evict driver-a-before: accepted", "delete pod"]),
         (lambda desk: end(desk, 3), ["delete pod"]),
     ],
