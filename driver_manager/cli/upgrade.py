@@ -149,8 +149,7 @@ class NodeUpgrade(Struct):
             while (pod := self._task_pod(namespace, name)) is not None and not pod.has_ended:
                 self._wait(f"waits for driver pod {driver} to terminate")
         finally:
-            with self.clock.shielded():
-                self.desk.delete_pod(namespace, name)
+            self._delete(namespace, name)
 
     def _until_cleared(self, namespace: str, name: str) -> UpgradeEnd | None:
         while True:
@@ -166,6 +165,14 @@ class NodeUpgrade(Struct):
 
     def _task_pod(self, namespace: str, name: str) -> TaskPod | None:
         return self.asked(lambda: self.desk.task_pod(namespace, name))
+
+    def _delete(self, namespace: str, name: str) -> None:
+        """Delete the short-lived pod, also after Ctrl-C; log why it stays."""
+        with self.clock.shielded():
+            try:
+                self.desk.delete_pod(namespace, name)
+            except ManagerError as error:
+                self.log.warn(f"delete pod {namespace}/{name} by hand: {error.what}")
 
     def evict(self, driver: NodeDriver) -> bool:
         """Evict this pod; False if it was gone already. Raises EvictionRefused at the end of the time."""
@@ -222,8 +229,7 @@ class NodeUpgrade(Struct):
                 self.log.warn(f"the log of pod {namespace}/{name} cannot be read: {error.what}")
                 text = pod.message
         finally:
-            with self.clock.shielded():
-                self.desk.delete_pod(namespace, name)
+            self._delete(namespace, name)
         put(_document(text) if output == "json" else text.rstrip("\n"))
         if pod.exit_code is None:
             raise UpgradeUnended(
