@@ -14,13 +14,12 @@ from msgspec.structs import asdict, replace
 from driver_manager import profiles, schemas
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.holders import find_holders
-from driver_manager.adapters.host.modules import HOST, ModuleTrees, OtherKernel, driver_nodes, make_module_list
+from driver_manager.adapters.host.modules import ModuleTrees, driver_nodes, make_module_list
 from driver_manager.adapters.host.notes import RunFiguresFile
 from driver_manager.adapters.host.probe import with_noexec
 from driver_manager.adapters.host.slots import Staging, Wanted, may_have_slots
-from driver_manager.adapters.host.system import Sources, enforces_signatures, read_host
+from driver_manager.adapters.host.system import read_host
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.adapters.report.log import write_termination_log
 from driver_manager.cli.main import LazyGroup
 from driver_manager.cli.options import (
     command,
@@ -29,42 +28,32 @@ from driver_manager.cli.options import (
     output_option,
     put,
     put_after,
-    styled,
     table,
     titled,
     with_options,
 )
-from driver_manager.cli.reconcile import RUN_OPTIONS, mode_option, policy_for
 from driver_manager.cli.session import PartialRead, Session, host_roots, log_form, open_session, profile_of_host
-from driver_manager.core.ports import Cluster, Ports
 from driver_manager.core.swap.node import Fence, NodeLock
-from driver_manager.core.swap.run import decide, rehearsed, with_baseline
 from driver_manager.domain import events, settings
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, ModuleFailed, PodsRemain, PreflightFailed
+from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, ModuleFailed, PreflightFailed
 from driver_manager.domain.host import FOLDER_END, UNREAD, Host
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.node import Node, NodeChange, PodList
-from driver_manager.domain.observation import Mode, Observation, ObservedPart, Policy, Situation
-from driver_manager.domain.pods.workloads import PodAction, named, with_action
+from driver_manager.domain.observation import Observation, ObservedPart
+from driver_manager.domain.pods.workloads import named
 from driver_manager.domain.profile import LoadScope, Profile, users_of
 from driver_manager.domain.settings import Values
 from driver_manager.domain.swap.node_patches import decoded_journal, found_journal, has_rebooters_cordon, release
 from driver_manager.domain.swap.preflight import (
-    Check,
-    access,
-    checks,
-    firmware_checks,
     is_loaded,
     refuse_if_owned,
     remedies,
-    rights_to_replace,
     source_checks,
     tool_checks,
 )
-from driver_manager.domain.swap.steps import GiveBack, Plan, WaitForHolders, WaitForOwners, WaitForStuckPods
-from driver_manager.domain.swap.vfio import impossible
-from driver_manager.domain.text import in_words, is_digest, json_text, one_line, several
+from driver_manager.domain.swap.steps import GiveBack
+from driver_manager.domain.text import in_words, is_digest, json_text, one_line
 from driver_manager.profiles import meaning
 
 ON_NODE = "Run it in a pod on that node, with the host at /host, such as one of `kubectl debug node/NAME`."
@@ -200,153 +189,6 @@ def _judged(roots: HostRoots, profile: Profile, host: Host, path: str) -> str:
         what = "; ".join(check.what.replace(path, "the driver to stage") for check in failed)
         raise PreflightFailed(f"not staged: {what}", remedies(failed))
     return source.version
-
-
-# `preflight --kernel RELEASE`
-
-_INSTALL = "Install that kernel and its headers on the host (without a reboot), then run again."
-
-
-def kernel_checks(release: str, values: Values) -> tuple[tuple[Check, ...], tuple[Check, ...]]:
-    """The checks that decide whether the kernel `release` would load the driver, and those that are only notes.
-
-    The running kernel shows whether signatures are enforced. Raises ConfigError if `release` is not a kernel release.
-    """
-    if "/" in release or release.strip(".") == "" or release != release.strip():
-        raise ConfigError(f"--kernel is {release!r}, which is not a kernel release", "Write it as uname -r prints it.")
-    roots, other = host_roots(values), OtherKernel(host_roots(values).files(), release)
-    profile = profile_of_host(values, roots)
-    trees = ModuleTrees(roots, release, profile.modules, profile.paths.firmware, other=other)
-    source = Sources(trees, profile, None).wanted(values[settings.DRIVER_ROOT])
-    host = Host(boot_id="", kernel_release=release, enforces_signatures=enforces_signatures(roots.sys))
-    has_tree = any(roots.files().exists(f"{HOST}lib/modules/{release}/modules.{name}") for name in ("dep", "builtin"))
-    tree = Check("kernel on the host", True, f"the host has modules of kernel {release}")
-    if not has_tree:
-        what = f"the host has no modules of kernel {release}: its options and checksums are unknown"
-        tree = Check("kernel on the host", None, what, _INSTALL)
-    found = (
-        check if check.ok is not None else Check(check.name, None, check.what, check.remedy or _INSTALL)
-        for check in source_checks(source, host)
-    )
-    return (tree, *found), firmware_checks(source)
-
-
-# `preflight`
-
-_WISHED = ("create", "events")
-_MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
-
-
-@command("preflight", "Check whether the driver could be replaced now.")
-@mode_option
-@click.option("--kernel", metavar="RELEASE", default="", help="Check for another kernel.")
-@output_option
-@with_options(*RUN_OPTIONS, (settings.VFIO_BIND,))
-def preflight_command(*, mode: str, kernel: str, output: str, values: Values) -> int:
-    """Check whether the driver could be replaced now; with --kernel, whether it fits another kernel.
-
-    With --mode vfio: whether virtual machines could get the devices. Changes nothing. Exit code 6 if not; with --kernel
-    also if that is unknown.
-    """
-    if kernel:
-        return _of_other_kernel(kernel, Mode(mode), values, output)
-    wanted = policy_for(values, Mode(mode))
-    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, mode=wanted.mode)
-    obs = session.observe(session.node)
-    if obs.host is None:
-        raise ConfigError(f"this is not node {obs.node.name}", ON_NODE)
-    needed = rights_to_replace(session.profile, wanted)
-    now = Situation.of(obs, session.profile, wanted)
-    looked = checks(now)
-    said = {f"{check.what}. {check.remedy}" for check in looked}
-    found = (
-        *looked,
-        *(_devices(now) if wanted.mode is Mode.VFIO else ()),
-        *(one for one in _workloads(session.ports(), obs, session.profile, wanted) if one.what not in said),
-        *access(session.cluster.refused(needed), needed),
-        *_wished(session.cluster),
-    )
-    return _ended(found, [check for check in found if check.ok is False], values, output)
-
-
-def _of_other_kernel(release: str, mode: Mode, values: Values, output: str) -> int:
-    """The checks for a kernel that does not run. An unknown one fails, except for firmware."""
-    if mode is not Mode.CONTAINER:
-        raise ConfigError("--kernel is for the driver of containers", "Leave out --mode vfio.")
-    decisive, notes = kernel_checks(release, values)
-    return _ended((*decisive, *notes), [check for check in decisive if not check.ok], values, output)
-
-
-def _ended(found: tuple[Check, ...], failed: list[Check], values: Values, output: str) -> int:
-    body = {"schemaVersion": schemas.VERSION, "checks": [asdict(check) for check in found]}
-    put(in_form(output, body, lambda _: _text(found)))
-    if not failed:
-        return ExitCode.DONE
-    what = several((f"{check.name}: {check.what}" for check in failed), "; ")
-    write_termination_log(values[settings.TERMINATION_LOG], what, remedies(failed))
-    return ExitCode.PREFLIGHT_FAILED
-
-
-def _devices(situation: Situation) -> tuple[Check, ...]:
-    count = len(situation.host.bus.functions)
-    return impossible(situation) or (Check("devices", True, f"{count} device(s) can be bound to vfio"),)
-
-
-def _workloads(ports: Ports, obs: Observation, profile: Profile, wanted: Policy) -> tuple[Check, ...]:
-    """Whether the pods that use the driver could be evicted, by their disruption budgets now."""
-    try:
-        _, decided = with_baseline(ports, *decide(ports, obs, profile, wanted))
-        decided = rehearsed(ports, decided)
-    except PodsRemain as error:
-        return (Check("workloads", False, error.what, error.remedy),)
-    except PreflightFailed:
-        return ()  # another check reports it
-    except ManagerError as error:
-        return (Check("plan", False, error.what, error.remedy),)
-    targets = with_action(decided.workloads, PodAction.EVICT)
-    return (
-        *_in_the_way(decided),
-        *(Check("plan", None, warning) for warning in decided.warnings),
-        Check("workloads", True, f"{len(targets)} pod(s) that use the accelerator would be evicted"),
-    )
-
-
-def _in_the_way(decided: Plan) -> tuple[Check, ...]:
-    """The holders and stuck pods for which a run would wait, and then fail."""
-    found = []
-    for step in decided.steps:
-        match step:
-            case WaitForHolders():
-                remedy = "Stop what holds the device; for the vendor's host services use --stop-host-services."
-                if step.by_kernel:
-                    remedy = (
-                        "Find what the kernel needs the driver for; docs/operate.md, exit 4, names the usual causes."
-                    )
-                found.append(Check("device", False, f"the device is in use: {several(step.holders, '; ')}", remedy))
-            case WaitForOwners():
-                what = f"another component is at work on this node: it has set {several(step.labels)}"
-                found.append(Check("operands", False, what, "Wait until it has ended, or find why it does not."))
-            case WaitForStuckPods():
-                what = f"{several(step.pods)} should already have ended"
-                found.append(Check("operands", False, what, "Remove what holds each pod (`driver-manager status`)."))
-    return tuple(found)
-
-
-def _wished(cluster: Cluster) -> tuple[Check, ...]:
-    """The right to create Events, which a run does not need."""
-    if not cluster.refused((_WISHED,)):
-        return (Check("may create events", True, "this account may create events in namespace default"),)
-    return (Check("may create events", None, "this account may not create events in namespace default: a warning"),)
-
-
-def _text(found: tuple[Check, ...]) -> str:
-    lines = []
-    for check in found:
-        mark, colour = _MARKS[check.ok]
-        lines.append(f"{styled(mark, fg=colour)} {check.name}: {one_line(check.what)}")
-        if not check.ok and check.remedy:
-            lines.append(f"    what to do: {one_line(check.remedy)}")
-    return "\n".join(lines)
 
 
 # `profile`

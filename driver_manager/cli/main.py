@@ -104,7 +104,7 @@ COMMANDS = {
     "plan": ("driver_manager.cli.reconcile", "plan_command"),
     "status": ("driver_manager.cli.status", "status_command"),
     "upgrade": ("driver_manager.cli.upgrade", "upgrade_command"),
-    "preflight": ("driver_manager.cli.by_hand", "preflight_command"),
+    "preflight": ("driver_manager.cli.reconcile", "preflight_command"),
     "stage": ("driver_manager.cli.by_hand", "stage_command"),
     "rebooter": ("driver_manager.cli.rebooter", "rebooter_command"),
     "holders": ("driver_manager.cli.by_hand", "holders_command"),

@@ -1,23 +1,35 @@
-"""`reconcile-driver-state`, `reconcile-vfio-state` and `plan`."""
+"""`reconcile-driver-state`, `reconcile-vfio-state`, `plan` and `preflight`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import click
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from driver_manager import schemas
 from driver_manager.adapters.host.holders import whose
+from driver_manager.adapters.host.modules import HOST, ModuleTrees, OtherKernel
 from driver_manager.adapters.host.notes import HostClientNotes, RunFiguresFile
+from driver_manager.adapters.host.system import Sources, enforces_signatures
 from driver_manager.adapters.report.log import LogReporter, write_termination_log
 from driver_manager.adapters.report.publish import Textfile
 from driver_manager.cli.main import refuse_mistyped, warn_of_unheeded
-from driver_manager.cli.options import command, fitted, in_form, output_option, put, put_after, with_options
+from driver_manager.cli.options import (
+    ScreenCommand,
+    command,
+    in_form,
+    output_option,
+    put,
+    put_after,
+    styled,
+    with_options,
+)
 from driver_manager.cli.session import (
     Observer,
     Session,
@@ -26,23 +38,26 @@ from driver_manager.cli.session import (
     named_profile,
     open_session,
     policy,
+    profile_of_host,
     shared_policy,
 )
 from driver_manager.core.clients import NOT_LOADED, ClientRestarter
 from driver_manager.core.ports import Ports
-from driver_manager.core.swap.run import Outcome, decide, reconcile, rehearsed, with_baseline
+from driver_manager.core.swap.run import Forecast, Outcome, forecast, reconcile
 from driver_manager.domain import events, node_state, settings
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode, ManagerError
+from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PreflightFailed
+from driver_manager.domain.host import Host
 from driver_manager.domain.node import Pod
 from driver_manager.domain.observation import Loader, Mode, Policy
 from driver_manager.domain.outage import NodeEnd, Outage, expected
 from driver_manager.domain.pods.workloads import ClientRules
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.run_report import RunReport, run_families
-from driver_manager.domain.settings import Values
+from driver_manager.domain.settings import AnySetting, Values
+from driver_manager.domain.swap.preflight import Check, firmware_checks, remedies, source_checks
 from driver_manager.domain.swap.steps import Plan
-from driver_manager.domain.text import json_text, one_line, sentences
+from driver_manager.domain.text import json_text, one_line, sentences, several
 
 CLIENTS_S = 60.0
 """Seconds that a run takes at most to restart clients: health-watch continues with the others."""
@@ -203,49 +218,117 @@ def _run(values: Values, mode: Mode, output: str) -> int:
     return int(outcome.exit_code)
 
 
-@command("plan", "Print what a reconcile would do now, and why.")
-@mode_option
-@output_option
-@with_options(
-    *RUN_OPTIONS,
-    (settings.VFIO_BIND,),
-    typed=(
-        *settings.TYPED_BY_HAND,
-        settings.DRIVER_LOAD,
-        settings.DRIVER_ROOT,
-        settings.DRIVER_CONFIG_DIGEST,
-        settings.ENABLE_NPU_POD_EVICTION,
-        settings.FORCE_REINSTALL,
-    ),
-)
-def plan_command(*, mode: str, output: str, values: Values) -> int:
-    """Print what reconcile-driver-state, or reconcile-vfio-state, would do now, and why. Changes nothing."""
-    return _show_plan(values, Mode(mode), output)
+# `plan`, and `preflight`, its other name for operators and for the pods of a rollout
+
+_MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
+_TYPED = (settings.DRIVER_LOAD, settings.DRIVER_ROOT, settings.DRIVER_CONFIG_DIGEST, settings.FORCE_REINSTALL)
+
+
+def _asked(name: str, typed: Iterable[AnySetting] | None = None) -> ScreenCommand:
+    """The command `name`, with an option for each of `typed`; hidden, with all options of a run, without `typed`."""
+    kernel = click.option("--kernel", metavar="RELEASE", default="", help="Check the driver for another kernel.")
+    ask = with_options(*RUN_OPTIONS, (settings.VFIO_BIND,), typed=typed)(_ask)
+    made = command(name, "Print what a reconcile would do now, and why.", hidden=typed is None)
+    return made(mode_option(kernel(output_option(ask))))
+
+
+def _ask(*, mode: str, kernel: str, output: str, values: Values) -> int:
+    """Print what reconcile-driver-state, or reconcile-vfio-state, would do now, and why. Changes nothing.
+
+    The exit code is 0 if the run would continue or has nothing to do, else the one with which it would end. With
+    --kernel: whether the driver fits a kernel that does not run; 6 if not, or if that is unknown.
+    """
+    return _of_other_kernel(kernel, Mode(mode), values, output) if kernel else _show_plan(values, Mode(mode), output)
+
+
+plan_command = _asked("plan", (*settings.TYPED_BY_HAND, *_TYPED, settings.ENABLE_NPU_POD_EVICTION))
+preflight_command = _asked("preflight")
 
 
 def _show_plan(values: Values, mode: Mode, output: str) -> int:
     wanted = policy_for(values, mode)
     refuse_mistyped()
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, mode=mode)
-    ports, obs = session.ports(), session.observe(session.node)
+    obs = session.observe(session.node)
     session.warn_of_refused(obs)
-    try:
-        _, decided = with_baseline(ports, *decide(ports, obs, session.profile, wanted))
-    except EvictionRefused as error:
-        if output != "json":
-            lines = ("pod {pod} {uses}: {fate}, {why}".format(**one) for one in error.facts["workloads"])
-            put(fitted("\n".join(map(one_line, lines))))
-        raise
-    try:
-        decided = rehearsed(ports, decided)
-    except ApiRefused as error:
-        session.log.warn(f"unknown whether disruption budgets allow the evictions: {error.what}")
-    window = _expected_window(session, decided)
-    body = {"schemaVersion": schemas.VERSION, **decided.to_json(), "window": window.to_json() if window else None}
-    least = "at least" if window is not None and window.is_open else "about"
-    last = [f"window:   {least} {window.in_words()} (the last one on this node)"] if window is not None else []
-    put(in_form(output, body, lambda _: "\n".join((decided.to_text(), *last))))
+    found = forecast(session.ports(), obs, session.profile, wanted)
+    window = _expected_window(session, found.plan) if found.plan is not None else None
+    return _shown(found, window, output)
+
+
+def _shown(found: Forecast, window: Outage | None, output: str, reason: str = "") -> int:
+    """Print the forecast; exit code 0. Raises its error, with which the JSON form is printed."""
+    planned, error = found.plan, found.error
+    body: dict[str, Any] = {"decision": None, "reason": reason, "steps": [], "workloads": [], "warnings": []}
+    body |= planned.to_json() if planned is not None else {}
+    body |= {"window": window.to_json() if window else None, "checks": [asdict(check) for check in found.checks]}
+    if error is not None:
+        error.facts = {**body, **error.facts}
+    if error is None or output != "json":
+        put(in_form(output, {"schemaVersion": schemas.VERSION, **body}, lambda _: _text(found, window)))
+    if error is not None:
+        raise error
     return ExitCode.DONE
+
+
+def _text(found: Forecast, window: Outage | None) -> str:
+    lines, said = [], {f"{check.what}. {check.remedy}" for check in found.checks}
+    if found.plan is not None:
+        notes = tuple(warning for warning in found.plan.warnings if warning not in said)
+        lines.append(replace(found.plan, warnings=notes).to_text())
+    elif found.error is not None:
+        uses = found.error.facts["workloads"]
+        lines += [one_line("pod {pod} {uses}: {fate}, {why}".format(**one)) for one in uses]
+    if window is not None:
+        least = "at least" if window.is_open else "about"
+        lines.append(f"window:   {least} {window.in_words()} (the last one on this node)")
+    for check in found.checks:
+        mark, colour = _MARKS[check.ok]
+        lines.append(f"{styled(mark, fg=colour)} {check.name}: {one_line(check.what)}")
+        if check.ok is None and check.remedy:
+            lines.append(f"    what to do: {one_line(check.remedy)}")
+    return "\n".join(lines)
+
+
+# `plan --kernel RELEASE`
+
+_INSTALL = "Install that kernel and its headers on the host (without a reboot), then run again."
+
+
+def kernel_checks(release: str, values: Values) -> tuple[tuple[Check, ...], tuple[Check, ...]]:
+    """The checks that decide whether the kernel `release` would load the driver, and those that are only notes.
+
+    The running kernel shows whether signatures are enforced. Raises ConfigError if `release` is not a kernel release.
+    """
+    if "/" in release or release.strip(".") == "" or release != release.strip():
+        raise ConfigError(f"--kernel is {release!r}, which is not a kernel release", "Write it as uname -r prints it.")
+    roots, other = host_roots(values), OtherKernel(host_roots(values).files(), release)
+    profile = profile_of_host(values, roots)
+    trees = ModuleTrees(roots, release, profile.modules, profile.paths.firmware, other=other)
+    source = Sources(trees, profile, None).wanted(values[settings.DRIVER_ROOT])
+    host = Host(boot_id="", kernel_release=release, enforces_signatures=enforces_signatures(roots.sys))
+    has_tree = any(roots.files().exists(f"{HOST}lib/modules/{release}/modules.{name}") for name in ("dep", "builtin"))
+    tree = Check("kernel on the host", True, f"the host has modules of kernel {release}")
+    if not has_tree:
+        what = f"the host has no modules of kernel {release}: its options and checksums are unknown"
+        tree = Check("kernel on the host", None, what, _INSTALL)
+    found = (
+        check if check.ok is not None else Check(check.name, None, check.what, check.remedy or _INSTALL)
+        for check in source_checks(source, host)
+    )
+    return (tree, *found), firmware_checks(source)
+
+
+def _of_other_kernel(release: str, mode: Mode, values: Values, output: str) -> int:
+    """The checks for a kernel that does not run. An unknown one fails, except for firmware."""
+    if mode is not Mode.CONTAINER:
+        raise ConfigError("--kernel is for the driver of containers", "Leave out --mode vfio.")
+    decisive, notes = kernel_checks(release, values)
+    failed, error = [check for check in decisive if not check.ok], None
+    if failed:
+        what = several((f"{check.name}: {check.what}" for check in failed), "; ")
+        error = PreflightFailed(what, remedies(failed))
+    return _shown(Forecast(None, (*decisive, *notes), error), None, output, f"for kernel {release}")
 
 
 def _expected_window(session: Session, decided: Plan) -> Outage | None:

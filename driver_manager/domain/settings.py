@@ -239,7 +239,7 @@ WORKLOADS = Group("Pods that use the accelerator")
 
 ENABLE_NPU_POD_EVICTION = WORKLOADS.flag(
     "ENABLE_NPU_POD_EVICTION",
-    "Evict pods that use the accelerator, by request, claim or (see --evict-holders) open device.",
+    "Evict pods that use the accelerator, by request, claim or (EVICT_HOLDERS) open device.",
     also=("ENABLE_GPU_POD_EVICTION",),
     is_common=True,
 )

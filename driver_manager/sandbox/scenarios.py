@@ -806,7 +806,7 @@ class RebootPlay:
             self._show.chapter(
                 f"driver {NEW_FIRMWARE} is installed on {machine.name}; plan: what driver-manager would do"
             )
-            machine.run(["plan", "--no-wait"], self._driver_env(machine))
+            machine.run(["plan"], self._driver_env(machine))
             return [self._reconcile(machine)]
         machine.marker.parent.mkdir(parents=True, exist_ok=True)
         if self._scenario.wedges:

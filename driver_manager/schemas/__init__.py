@@ -13,7 +13,6 @@ NAMES = (
     "cluster",
     "upgrade",
     "plan",
-    "preflight",
     "holders",
     "profile-check",
     "failure",

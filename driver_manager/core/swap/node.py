@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from typing import TypeVarTuple, assert_never
@@ -58,6 +58,7 @@ from driver_manager.domain.swap.node_patches import (
     tested_release,
 )
 from driver_manager.domain.swap.steps import (
+    AnyStep,
     ClearRebootRequest,
     EndWithoutReboot,
     GiveBack,
@@ -766,9 +767,7 @@ class NodeSteps:
         return longer, replace(change, annotations={**change.annotations, key: encode(longer)})
 
     def _stand_down(self, step: StandDown) -> None:
-        ports = self._context.ports
-        remedy = "Remove the host's driver if a container is to install one; otherwise no action is needed."
-        ended = StandingDown(step.why, remedy)
+        ports, ended = self._context.ports, stood_down(step)
         state = self._context.lock.state
         state.fails(ended)
         if step.key and not step.already_labelled:
@@ -777,6 +776,23 @@ class NodeSteps:
         with contextlib.suppress(Terminated):  # this is what we wait for
             ports.clock.sleep(self._context.deadline.bound(step.timeout_s))
         raise ended
+
+
+def stood_down(step: StandDown) -> StandingDown:
+    remedy = "Remove the host's driver if a container is to install one; otherwise no action is needed."
+    return StandingDown(step.why, remedy)
+
+
+def planned_end(steps: Sequence[AnyStep]) -> ManagerError | None:
+    """The error with which a run of `steps` ends as planned; None if it ends well, or holds until a reboot."""
+    match steps[-1] if steps else None:
+        case StandDown() as step:
+            return stood_down(step)
+        case EndWithoutReboot() as step:
+            return ModuleFailed(step.what, step.remedy)
+        case HoldForReboot(no_wait=True):
+            return _reboot_required()
+    return None
 
 
 HEARTBEAT_S = 60.0

@@ -23,6 +23,7 @@ from driver_manager.core.swap.node import (
     RebootRequests,
     RunContext,
     StateWriter,
+    planned_end,
 )
 from driver_manager.core.swap.pods import Handoff, PodEviction, Waits
 from driver_manager.domain import events
@@ -64,12 +65,15 @@ from driver_manager.domain.swap.eviction import AGAIN, HOLDERS, KERNEL, OWNERS, 
 from driver_manager.domain.swap.node_patches import decoded_journal
 from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.preflight import (
+    Check,
     access,
+    checks,
     ending_clear_pod,
     host_files,
     is_owned_elsewhere,
     refuse,
     rights,
+    rights_to_replace,
     written_files,
 )
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, disturbs, failure_to_record, time_of_day, wait_s
@@ -110,10 +114,11 @@ from driver_manager.domain.swap.steps import (
     WaitAfterFailure,
     WaitForDevice,
     WaitForOperands,
+    WaitForStuckPods,
     WaitStep,
     earlier,
 )
-from driver_manager.domain.swap.vfio import nodes_in_doubt, nodes_to_return
+from driver_manager.domain.swap.vfio import MACHINES, impossible, nodes_in_doubt, nodes_to_return
 from driver_manager.domain.text import FROM_ENVIRONMENT, is_digest, several
 
 NEWCOMERS = "newcomers"
@@ -630,6 +635,69 @@ def rehearsed(ports: Ports, decided: Plan) -> Plan:
             tuple(pod_blocker(pod.uid) for pod, _ in refused),
         )
     return replace(decided, warnings=(*decided.warnings, *rehearsal.warnings))
+
+
+# What a run would do, for those who ask before it.
+
+_IN_PLACE = frozenset({AFTER_FAILURE, AGAIN, HOLDERS, KERNEL, MACHINES, OWNERS})
+"""Waits before any change, after which the run refuses what is still in its way."""
+
+_IDLE = frozenset({Decision.CURRENT, Decision.HOST_DRIVER, Decision.NO_DEVICE, Decision.ON_VFIO})
+_CREATE_EVENTS = ("create", "events")
+
+
+class Forecast(Struct, frozen=True):
+    """What a run would do: its first plan, None if it makes none; what was checked; the error that would end it."""
+
+    plan: Plan | None
+    checks: tuple[Check, ...]
+    error: ManagerError | None
+
+
+def forecast(ports: Ports, obs: Observation, profile: Profile, policy: Policy) -> Forecast:
+    """What a run would do now, and the error with which it would end if nothing changes. Changes nothing."""
+    first: Plan | None = None
+    found, error = tuple[Check, ...](), None
+    waited, after = frozenset[str](), AFTER_FAILURE
+    try:
+        while after in _IN_PLACE:
+            now, decided = with_baseline(ports, *decide(ports, obs, profile, policy, waited))
+            if first is None:
+                first, (found, needed) = decided, _looked_at(ports, now, decided)
+                refuse(needed)
+                _check_files(ports, now, decided)
+            after = next((step.after for step in decided.steps if isinstance(step, PlanAgain)), "")
+            waited |= {after}
+            stuck = next((step for step in decided.steps if isinstance(step, WaitForStuckPods)), None)
+            if after == STUCK and stuck is not None:
+                what = f"{several(stuck.pods)} should already have ended"
+                raise PodsRemain(what, "Remove what holds each pod (`driver-manager status`).")
+        warnings = (*(first or decided).warnings, *rehearsed(ports, decided).warnings)
+        first, error = replace(first or decided, warnings=tuple(dict.fromkeys(warnings))), planned_end(decided.steps)
+    except ManagerError as ended:
+        error = ended
+    if first is None and obs.host is not None and not isinstance(error, ApiUnavailable):
+        with contextlib.suppress(ManagerError):
+            found, _ = _looked_at(ports, Situation.of(obs, profile, policy), None)
+    if error is None:  # what is not in the way of this run
+        found = tuple(replace(one, ok=None) if one.ok is False else one for one in found)
+    return Forecast(first, found, error)
+
+
+def _looked_at(ports: Ports, now: Situation, decided: Plan | None) -> tuple[tuple[Check, ...], tuple[Check, ...]]:
+    """What decides whether a run could do its work, and the rights that it needs; only these for an idle plan."""
+    needed = rights(decided.steps) if decided is not None else ()
+    if decided is not None and (not decided.steps or decided.decision in _IDLE):
+        own = access(ports.cluster.refused(needed), needed)
+        return own, own
+    found = checks(now)
+    if now.policy.mode is Mode.VFIO:
+        count = len(now.host.bus.functions)
+        found += impossible(now) or (Check("devices", True, f"{count} device(s) can be bound to vfio"),)
+    asked = tuple(dict.fromkeys((*needed, *rights_to_replace(now.profile, now.policy), _CREATE_EVENTS)))
+    refused = ports.cluster.refused(asked)
+    *able, wished = access(refused, asked)
+    return (*found, *able, replace(wished, ok=wished.ok or None)), access(refused, needed)
 
 
 class _Run:

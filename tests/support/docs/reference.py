@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 from msgspec import Struct
@@ -79,14 +78,15 @@ OPTIONS = """## Options
 
 Flag before environment before default; an empty variable counts as unset. Durations: `90`, `30s`, `5m`, `1h30m`.
 `--help` shows what people type, `--help-all` everything. A flag without a value switches on; its variable takes
-`true` or `1`.
+`true` or `1`. A setting without a flag is only a variable. `status`, `plan`, `holders` and `restore` read every setting
+that they list here, and have a flag for those that `--help-all` shows.
 """
 EXITS = """
 Every failure prints one line what and one line what to do; the same goes to the termination log, and to an Event on the
 Node once it was read and is known to be this host's. With `-o json` a command that fails prints `error`, `remedy` and
 `exitCode` as JSON.
-`plan` exits as the run would where it is blocked at once, and with 0 where the run first waits for what is in its way
-(`preflight`: 6); `health-watch`, `rebooter` and `rollout controller` end with 0 when
+`plan` exits with 0 if a run would continue or has nothing to do, else with the code with which the run would end;
+`health-watch`, `rebooter` and `rollout controller` end with 0 when
 asked to terminate; `health-watch --once`: 5 unhealthy, 6 unknown. `rollout status` and `rollout plan` end with 12
 where the rollout is halted or stalled, and with 0 otherwise.
 """
@@ -108,9 +108,9 @@ out; what is there already then stays.
 """
 FORMS = """## JSON
 
-What commands print with `-o json`. The package has each form as a JSON Schema (draft-07) in `driver_manager/schemas`;
-every output in the tests is checked against it. `schemaVersion` changes where a field is removed or changes its
-meaning; a new field does not change it. Indented by dots: the fields of an object; `[]`: of each entry of a list.
+What commands print with `-o json`. Each form is a JSON Schema (draft-07) in the folder `driver_manager/schemas` of the
+package, with a description of each field; a test checks every output against it. `schemaVersion` changes where a field
+is removed or changes its meaning; a new field does not change it.
 """
 APART = ("sandbox", "completion", "profile ")
 """Commands that no group of options is about."""
@@ -228,12 +228,19 @@ def _own_options() -> str:
 def _options() -> Iterator[str]:
     yield OPTIONS
     for heading, group in settings.HEADINGS:
+        readers = [tuple(takers(one)) for one in group]
+        usual = max(readers, key=readers.count)
         rows = [
-            (codes((one.env, *one.also)), _flag(one), _takes(one), _default(one), _of(takers(one)), _help(one))
-            for one in group
+            (codes((one.env, *one.also)), _flag(one), _takes(one), _default(one), _help(one) + _others(names, usual))
+            for one, names in zip(group, readers, strict=True)
         ]
-        yield f"### {heading}\n\n" + table(("environment", "flag", "takes", "default", "commands", "what"), rows)
+        head = f"### {heading}\n\nRead by {_of(list(usual))}, unless the row names others.\n\n"
+        yield head + table(("environment", "flag", "takes", "default", "what"), rows)
     yield _own_options()
+
+
+def _others(names: tuple[str, ...], usual: tuple[str, ...]) -> str:
+    return "" if names == usual else f" ({_of(list(names))})"
 
 
 def _flag(setting: AnySetting) -> str:
@@ -295,39 +302,9 @@ def _node_keys() -> Iterator[str]:
     yield f"{STATES.strip()}\n\n{table(('state', 'meaning'), rows)}"
 
 
-def _forms() -> Iterator[str]:
-    yield FORMS
-    for name in schemas.NAMES:
-        yield f"### {name}\n\n" + table(("field", "type", "what"), _fields(schemas.schema(name), ""))
-
-
-def _fields(form: Mapping[str, Any], at: str) -> Iterator[tuple[str, str, str]]:
-    """Every field of an object in a schema, and of what is in it."""
-    for key, one in form["properties"].items():
-        path = f"{at}.{key}" if at else key
-        yield code(path), _type_of(one), one["description"]
-        for inner, end in _inside(one):
-            yield from _fields(inner, path + end)
-
-
-def _inside(one: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """The objects with fields in a field's schema, with what their paths add to its own."""
-    for choice in one.get("anyOf", [one]):
-        if "properties" in choice:
-            yield choice, ""
-        elif choice.get("type") == "array":
-            yield from ((inner, f"[]{end}") for inner, end in _inside(choice["items"]))
-
-
-def _type_of(one: Mapping[str, Any]) -> str:
-    names = {"string": "text", "integer": "number", "array": "list", "boolean": "true or false"}
-    if "const" in one:
-        return code(str(one["const"]))
-    if "enum" in one:
-        return " or ".join("null" if word is None else code(word) for word in one["enum"])
-    kinds = [choice["type"] for choice in one["anyOf"]] if "anyOf" in one else one["type"]
-    listed = [kinds] if isinstance(kinds, str) else kinds
-    return " or ".join(dict.fromkeys(names.get(kind, kind) for kind in listed))
+def _forms() -> str:
+    rows = [(code(f"{name}.schema.json"), schemas.schema(name)["title"]) for name in schemas.NAMES]
+    return FORMS + "\n" + table(("schema", "printed by"), rows)
 
 
 def _events() -> str:
@@ -361,17 +338,17 @@ def _metrics() -> str:
     return METRICS.format(prefix=PREFIX) + table(("metric", "about", "kind", "labels", "what"), rows)
 
 
-def _files() -> Iterator[str]:
-    yield "## Files on the host"
-    for name, profile in builtin().items():
-        paths = profile.paths
-        rows = [
-            (code(value), profile_keys.MEANINGS[f"paths.{field}"])
-            for field, value in asdict(paths).items()
-            if isinstance(value, str) and value
-        ]
-        rows += [(code(getattr(paths, field)), text) for field, text in DERIVED.items() if getattr(paths, field)]
-        yield f"### {name}\n\n" + table(("path", "what"), rows)
+def _files() -> str:
+    found: dict[str, list[str]] = {}
+    for profile in builtin().values():
+        for field, value in asdict(profile.paths).items():
+            if isinstance(value, str):
+                found.setdefault(profile_keys.MEANINGS[f"paths.{field}"], []).append(value)
+        for field, text in DERIVED.items():
+            found.setdefault(text, []).append(getattr(profile.paths, field))
+    rows = ((codes(dict.fromkeys(filter(None, paths))), meaning) for meaning, paths in found.items())
+    shown = table(("path", "what"), (row for row in rows if row[0]))
+    return f"## Files on the host\n\nThose of all profiles.\n\n{shown}"
 
 
 def _nights() -> str:
@@ -407,8 +384,8 @@ def _alerts() -> str:
 
 
 def pages() -> Mapping[Path, str]:
-    parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), *_files()]
-    parts += [*_forms(), *rollout_object.reference()]
+    parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), _files()]
+    parts += [_forms(), *rollout_object.reference()]
     profiles, operate = DOCS / "profiles.md", DOCS / "operate.md"
     window, report, readme = DOCS / "window.md", DOCS / "test-report.md", ROOT / "README.md"
     return {

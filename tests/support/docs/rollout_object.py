@@ -115,18 +115,10 @@ def reference() -> Iterator[str]:
         for path, one in spec_fields.every_field()
     ]
     wishes = [(code(wish.key), wish.form, wish.meaning) for wish in WISHES]
-    status = [(code(path), one.kind.value, one.meaning) for path, one in _walked(STATUS, "")]
     yield SECTION
     yield "### spec\n\n" + table(("field", "takes", "default", "example", "what"), spec)
     yield WISH + "\n" + table(("annotation", "value", "what"), wishes)
-    yield "### status\n\n" + table(("field", "type", "what"), status)
-
-
-def _walked(fields: Sequence[Field], at: str) -> Iterator[tuple[str, Field]]:
-    for one in fields:
-        path = at + one.name
-        yield path, one
-        yield from _walked(one.fields, f"{path}[]." if one.kind is Kind.LIST else f"{path}.")
+    yield "### status\n\n`kubectl explain driverrollout.status --recursive` describes each field."
 
 
 def _shown(value: Any) -> str:

@@ -126,6 +126,13 @@ def _taken(desk: Desk, value: str) -> None:
         desk.path(desk.tree.profile.paths.run_record("run-1")).write_text(host_record.encode(host_record.of(held)))
 
 
+def _owned(desk: Desk, _: str) -> None:
+    """A run in another pod has the node."""
+    pod = desk.node.cluster.store.get("pods", desk.node.cluster.driver_pod(), desk.tree.profile.namespace)
+    owner = Owner(f"{desk.tree.profile.namespace}/{desk.node.cluster.driver_pod()}", pod["metadata"]["uid"])
+    desk.annotate(desk.tree.profile.keys.journal, encode(Journal(owner, desk.tree.boot_id)))
+
+
 def _left(desk: Desk, _: str) -> None:
     """A record on the host that no journal names."""
     left = Journal(GONE, desk.tree.boot_id, services=(SERVICE,), record=f"{desk.tree.boot_id}:1:9:9")
@@ -176,6 +183,9 @@ EVENTS: dict[str, Callable[[Desk, str], None]] = {
     ),
     "no-journal": lambda desk, _: desk.annotate(desk.tree.profile.keys.journal, None),
     "taken": _taken,
+    "owned": _owned,
+    "label": lambda desk, value: desk.merge(metadata={"labels": dict([value.split(":")])}),
+    "workload": lambda desk, value: desk.node.cluster.add_workload("trainer", app="trainer", empty_dir=value == "dir"),
     "left": _left,
     "away": _away,
     "as-driver-pod": lambda desk, _: desk.patch.setattr(socket, "gethostname", desk.node.cluster.driver_pod),
@@ -267,7 +277,8 @@ def command(desk: Desk, words: str) -> tuple[str, str]:
         with contextlib.redirect_stdout(form), contextlib.redirect_stderr(io.StringIO()):
             assert run([*words.split(), "-o", "json"]) == code
         text = form.getvalue()
-        conforms("failure" if "error" in json.loads(text) else name, text)
+        is_plan = "decision" in json.loads(text)
+        conforms("plan" if is_plan else "failure" if "error" in json.loads(text) else name, text)
     return "\n".join([*lines, f"exit {int(code)}"]), out.getvalue().rstrip("\n")
 
 

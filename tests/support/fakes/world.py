@@ -10,7 +10,7 @@ from typing import Any, Self
 from msgspec.structs import replace
 
 from driver_manager.core.ports import Ports
-from driver_manager.core.swap.run import Identity, Outcome, observe, reconcile
+from driver_manager.core.swap.run import Identity, Outcome, forecast, observe, reconcile
 from driver_manager.domain import journal as journals
 from driver_manager.domain.deadline import Deadline, Moment
 from driver_manager.domain.errors import ExitCode
@@ -149,6 +149,12 @@ class World(Place):
             process_lives=lambda owner: replace(owner, pod="", pod_uid="") in self.running,
             at=Moment(self.clock.monotonic(), self.clock.wall()),
         )
+
+    @property
+    def foretold(self) -> ExitCode:
+        """The exit code of `plan`."""
+        error = forecast(self.ports, self.observe(), self.profile, self.policy).error
+        return error.exit_code if error is not None else ExitCode.DONE
 
     def run(self) -> Outcome | None:
         """One process from begin to end; None where it was killed."""

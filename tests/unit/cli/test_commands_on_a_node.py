@@ -17,8 +17,9 @@ from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.settings import Values
 from driver_manager.domain.text import spoken
+from driver_manager.sandbox.scenarios import OLD_DIGEST
 from driver_manager.schemas import NAMES, schema
-from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.builders import PLUGIN, PROFILE
 from tests.support.fakes.command_scenarios import blocks, desk_for, happen, played, script_of, state
 
 TITLES = list(blocks())
@@ -38,13 +39,55 @@ def test_a_scenario_gives_its_output(title: str, monkeypatch: pytest.MonkeyPatch
     assert played(script_of(block), monkeypatch, [] if title == TITLES[0] else first_status()) == block, UPDATE
 
 
+BLOCKERS = {
+    "nothing, and the run replaces the driver": ("-", 0),
+    "nothing to do": (f"env=DRIVER_CONFIG_DIGEST:{OLD_DIGEST}", 0),
+    "a process of a pod": ("hold=pod", 4),
+    "a process of the host": (f"hold {LOADS}", 4),
+    "the kernel": ("hold-unnamed", 4),
+    "a component that has paused an operand": (f"label={PLUGIN}:paused-for-mig-change", 3),
+    "a pod that may not be evicted": ("workload=dir env=ENABLE_NPU_POD_EVICTION:true", 3),
+    "an eviction that is not enabled": ("workload", 3),
+    "modules that are disabled": (f"{LOADS} modules-disabled", 6),
+    "a file that cannot be written": ("folder=owner_note", 6),
+    "a driver tree that is not there": ("env=DRIVER_LOAD:manager env=DRIVER_ROOT:/opt/none", 6),
+    "a deadline that is too short": ("env=RECONCILE_DEADLINE:1s", 6),
+    "a right that is missing": ("deny=patch:nodes", 6),
+    "pods that may not be listed": ("deny=list:pods", 7),
+    "an API server that does not answer": ("no-answer", 8),
+    "a host that has to reboot": ("shipped image=2.0.1 env=DRIVER_VERSION:2.0.1", 9),
+    "a host image that lacks the driver": ("shipped env=DRIVER_VERSION:2.0.1", 6),
+    "a driver of the host": ("shipped env=DRIVER_LOAD:container", 10),
+    "a node that is left out": ("label=rebellions.ai/npu-driver-upgrade.skip:true", 10),
+    "another run": ("owned", 11),
+    "a digest that is none": ("env=DRIVER_CONFIG_DIGEST:two_words", 2),
+    "options that contradict each other": ("shipped env=FORCE_REINSTALL:true", 2),
+}
+QUESTIONS = ("plan", "plan -o json", "preflight", "reconcile-driver-state --dry-run")
+
+
+@pytest.mark.shares(3)
+@pytest.mark.parametrize("blocker", BLOCKERS)
+def test_those_who_ask_before_a_run_get_its_exit_code(
+    blocker: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    events, code = BLOCKERS[blocker]
+    with desk_for(events, monkeypatch) as (desk, _):
+        happen(desk, events)
+        before = state(desk)
+        found = {question: int(run(question.split())) for question in QUESTIONS}
+        assert state(desk) == before
+        found["the run"] = int(run(["reconcile-driver-state"]))
+    assert found == dict.fromkeys((*QUESTIONS, "the run"), code), capfd.readouterr()
+
+
 @pytest.mark.submission
 def test_the_termination_log_has_the_check_that_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "log").touch()
     with desk_for(LOADS, monkeypatch) as (desk, _):
         happen(desk, f"{LOADS} modules-disabled env=TERMINATION_LOG:{tmp_path / 'log'}")
         assert run(["preflight"]) == ExitCode.PREFLIGHT_FAILED
-    assert (tmp_path / "log").read_text().startswith("modules of the kernel: kernel.modules_disabled is 1")
+    assert (tmp_path / "log").read_text().startswith("exit 6: preflight: kernel.modules_disabled is 1")
 
 
 @pytest.mark.submission

@@ -9,8 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from driver_manager.cli.by_hand import preflight_command
-from driver_manager.cli.reconcile import reconcile_command
+from driver_manager.cli.reconcile import preflight_command, reconcile_command
 from driver_manager.domain import selectors
 from driver_manager.domain.fleet.spec import Revision, Task
 from driver_manager.domain.fleet.state import (

@@ -156,6 +156,7 @@ def stuck_operand(**changes: Any) -> World:
 
 def test_a_stuck_operand_is_named_with_everything_in_place() -> None:
     world = stuck_operand()
+    assert world.foretold is ExitCode.PODS_REMAIN
     said = ("rbln-system/stuck: terminating, held by finalizer vendor/hold", "no pod was disturbed")
     for _ in range(2):
         world.again(ExitCode.PODS_REMAIN, *said)
@@ -186,6 +187,7 @@ def fail(world: World, runs: int = 1) -> Outcome:
         outcome = world.given(stuck_users={"rebellions": 1}).again(BUSY)
         assert world.is_released
     world.host.stuck_users = {}
+    assert world.foretold is ExitCode.DONE, "the next run waits, and then goes on"
     return outcome
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from driver_manager import profiles
-from driver_manager.cli.by_hand import _text
+from driver_manager.cli.reconcile import _text
+from driver_manager.core.swap.run import Forecast
 from driver_manager.domain import selectors
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ConfigError, ManagerError, OwnedElsewhere, PodsRemain
@@ -246,8 +247,8 @@ def test_what_to_do_is_said_once_however_many_need_it() -> None:
 
 
 def test_foreign_text_moves_no_cursor_on_the_screen() -> None:
-    check = Check("digest", False, "said \x1b[2J", "look at \x07")
-    screen = _text((check,))
+    check = Check("digest", None, "said \x1b[2J", "look at \x07")
+    screen = _text(Forecast(None, (check,), None), None)
     assert "said \\x1b[2J" in screen
     assert "look at \\x07" in screen
 

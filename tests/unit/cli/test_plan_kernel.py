@@ -1,4 +1,4 @@
-"""`preflight --kernel RELEASE`: whether the driver fits a kernel that does not run yet. No API server is there."""
+"""`plan --kernel RELEASE`: whether the driver fits a kernel that does not run yet. No API server is there."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def checked(capfd: pytest.CaptureFixture[str], release: str = NEXT) -> tuple[int, dict[str, bool | None]]:
     """Exit code, and how each check ended."""
-    code = command(["preflight", "--kernel", release, "-o", "json"])
-    body = conforms("preflight", capfd.readouterr().out)
+    code = command(["plan", "--kernel", release, "-o", "json"])
+    body = conforms("plan", capfd.readouterr().out)
     return code, {one["name"]: one["ok"] for one in body["checks"]}
 
 
@@ -86,7 +86,7 @@ def test_what_cannot_be_determined_is_no_pass(kernel: Next, capfd: pytest.Captur
     (kernel.host.tree.root / f"lib/modules/{NEXT}/build/Module.symvers").write_bytes(b"\x00garbage")
     code, found = checked(capfd)
     assert (code, found["symbols of rebellions"]) == (ExitCode.PREFLIGHT_FAILED, None)
-    assert command(["preflight", "--kernel", NEXT]) == ExitCode.PREFLIGHT_FAILED
+    assert command(["plan", "--kernel", NEXT]) == ExitCode.PREFLIGHT_FAILED
     assert "what to do: Install that kernel and its headers" in capfd.readouterr().out
 
 
@@ -118,9 +118,9 @@ def test_a_dependency_has_to_be_there_for_the_next_kernel(kernel: Next, capfd: p
 
 @pytest.mark.parametrize("release", ["../6.1", "..", " 6.1", "a/b"])
 def test_what_is_no_release_is_a_usage_error(kernel: Next, capfd: pytest.CaptureFixture[str], release: str) -> None:
-    assert command(["preflight", "--kernel", release]) == ExitCode.USAGE
+    assert command(["plan", "--kernel", release]) == ExitCode.USAGE
     assert "is not a kernel release" in capfd.readouterr().err
 
 
 def test_virtual_machines_have_no_driver_to_check(kernel: Next, capfd: pytest.CaptureFixture[str]) -> None:
-    assert command(["preflight", "--kernel", NEXT, "--mode", "vfio"]) == ExitCode.USAGE
+    assert command(["plan", "--kernel", NEXT, "--mode", "vfio"]) == ExitCode.USAGE
