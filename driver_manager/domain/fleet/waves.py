@@ -619,7 +619,8 @@ def preflight_told(shown: NodePreflight) -> str:
 
 
 def _finding(pod: TaskPod, now_s: float) -> PreflightFinding:
-    message = shortened(pod.message, MAX_REASON_CHARS)
+    said = pod.message.removeprefix(f"exit {pod.exit_code}: ").removeprefix("preflight: ")
+    message = shortened(said, MAX_REASON_CHARS)
     if pod.exit_code in (ExitCode.DONE, ExitCode.REBOOT_REQUIRED):  # the rollout waits for a reboot
         return PreflightFinding(pod, NodePreflight(PreflightResult.PASSES))
     if pod.exit_code is not None:

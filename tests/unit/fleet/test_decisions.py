@@ -759,6 +759,7 @@ RESULTS: Scenarios = {
     "passes": checked("a", look("a", **PASSES)),
     "passes before the pod has ended": checked("a", look("a", exit_code=0)),
     "without a message": checked("a", look("a", exit_code=6)),
+    "with its exit code in the message": checked("a", look("a", exit_code=6, message="exit 6: preflight: no module")),
     "no container ran": checked("a", look("a", has_ended=True, message="OutOfcpu")),
     "no container ran, without a message": checked("a", look("a", has_ended=True)),
     "waits": checked("a", look("a", made_s=NOW_S - LIMIT + 1, why_waiting="m: ErrImagePull")),
