@@ -85,10 +85,10 @@ EXITS = """
 Every failure prints one line what and one line what to do; the same goes to the termination log, and to an Event on the
 Node once it was read and is known to be this host's. With `-o json` a command that fails prints `error`, `remedy` and
 `exitCode` as JSON.
-`plan` exits with 0 if a run would continue or has nothing to do, else with the code with which the run would end;
-`health-watch`, `rebooter` and `rollout controller` end with 0 when
-asked to terminate; `health-watch --once`: 5 unhealthy, 6 unknown. `rollout status` and `rollout plan` end with 12
-where the rollout is halted or stalled, and with 0 otherwise.
+`plan` exits with 0 if a run would continue or has nothing to do, else with the code with which the run would end.
+A disruption budget that allows no eviction now is a note, as a run retries the eviction. `health-watch`, `rebooter` and
+`rollout controller` end with 0 when asked to terminate; `health-watch --once`: 5 unhealthy, 6 unknown. `rollout status`
+and `rollout plan` end with 12 where the rollout is halted or stalled, and with 0 otherwise.
 """
 KEYS = """## Labels and annotations
 
