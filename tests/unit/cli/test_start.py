@@ -200,6 +200,14 @@ def run(document, log):
             clock.sleep(10)
         except Terminated:
             return 7
+    if document.get("frees"):
+        def heap_kib():
+            words = open("/proc/self/smaps").read().partition("[heap]")[2].split()
+            return int(words[words.index("Rss:") + 1])
+        before = heap_kib()
+        bytes(300 * 1024)
+        del [bytes(1000) for _ in range(500)][:]
+        print(heap_kib() - before)
     rss_kib = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS"))
     print(json.dumps({
         "pid": os.getpid(), "document": document, "modules": sorted(sys.modules), "rss_mib": int(rss_kib) / 1024,
@@ -236,6 +244,11 @@ def test_the_loop_runs_in_the_same_process_with_its_document_and_without_the_com
     assert "hand-me-over" not in seen["argv"] + seen["env"]
     assert not {"click", "kubernetes", "psutil", "pyudev", "site", "subprocess", "socket"} & set(seen["modules"])
     assert seen["rss_mib"] < 14
+
+
+def test_a_loop_gives_freed_memory_back(tmp_path: Path) -> None:
+    """A large block is freed, then 500 blocks of 1 kB: glibc would keep them, and twice the size of the large one."""
+    assert int(handed_over(tmp_path, {"frees": True})[1][1]) < 200
 
 
 def test_a_failure_of_the_loop_is_two_lines_an_exit_code_and_a_termination_log(tmp_path: Path) -> None:
