@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import termios
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+SILENT_S = 300.0
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
@@ -45,6 +47,9 @@ def on_terminal(
         os.close(slave)
         said = b""
         while True:
+            if not select.select([ours], [], [], SILENT_S)[0]:
+                process.kill()
+                raise TimeoutError(f"{argv} has printed nothing for {SILENT_S:g} s, after {said.decode()!r}")
             try:
                 more = ours.read(65536)
             except OSError as error:
