@@ -634,9 +634,3 @@ def last_words(drivers: Drivers) -> str:
     status = drivers.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod.name}")["status"]
     (found,) = status.get("initContainerStatuses") or [{}]
     return str(found.get("lastState", {}).get("terminated", {}).get("message", ""))
-
-
-def what_happened(before: Seen, after: Seen) -> str:
-    pods = "same pod" if before.uid == after.uid else "new pod"
-    restarts = {0: "init container not restarted", 1: "init container restarted once"}
-    return f"{pods}, {restarts.get(after.restarts, f'init container restarted {after.restarts} times')}"

@@ -187,14 +187,12 @@ class Action(Enum):
 @dataclass
 class Row:
     action: Action
-    kubelet: str = ""
     end: str = ""
     seconds: float = 0.0
 
     def to_json(self) -> Json:
         return {
             "action": self.action.value,
-            "kubelet": self.kubelet,
             "end": self.end,
             "seconds": round(self.seconds, 1),
         }

@@ -48,7 +48,6 @@ def installed(machine: Machine, table: Table) -> Drivers:
     made = Drivers(machine)
     with table.row(Action.FIRST_INSTALL) as row:
         made.install()
-        row.kubelet = "new pod"
         row.end = "driver ready"
     return made
 
