@@ -19,6 +19,17 @@ def test_no_file_has_more_findings_than_the_list_allows() -> None:
     assert waiting.keys() <= counts.keys(), "clean files leave style-waiting.txt"
 
 
+def test_help_messages_and_values_are_held_to_the_rules() -> None:
+    sources = {
+        '@cli.command("a")\ndef a() -> None:\n    """Mend it."""\n': "driver_manager/help.py",
+        'raise ConfigError(f"{path} is {bad}", "Mend it.")\n': "driver_manager/message.py",
+        "# Mend it.\na: 1\n": "deploy/charts/driver-manager/values.yaml",
+    }
+    texts = [text for source, path in sources.items() for text in style.texts_of(path, source) if not text.is_code]
+    assert [one.place for text in texts for one in style.findings(text)] == list(sources.values())
+    assert all(path.startswith(style.FOLDERS) for path in sources.values())
+
+
 def test_no_name_and_no_promise_of_a_mutant_has_findings() -> None:
     named = (Text(one.name, 1, f"{one.name.replace('-', ' ')}: {one.breaks}") for one in MUTANTS.values())
     assert [str(one) for text in named for one in style.findings(text)] == []
