@@ -46,7 +46,7 @@ from driver_manager.core.ports import Ports
 from driver_manager.core.swap.run import Forecast, Outcome, forecast, reconcile
 from driver_manager.domain import events, node_state, settings
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PreflightFailed
+from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PreflightFailed, at_place
 from driver_manager.domain.host import Host
 from driver_manager.domain.node import Pod
 from driver_manager.domain.observation import Loader, Mode, Policy
@@ -207,6 +207,7 @@ def _run(values: Values, mode: Mode, output: str) -> int:
             outcome = reconcile(run.ports, observe, session.profile, wanted, here)
         finally:
             session.log.ended(well=outcome is not None and outcome.exit_code is ExitCode.DONE)
+        outcome = replace(outcome, remedy=at_place(outcome.remedy, log_form(values).place))
         run.exit_code = outcome.exit_code
         if outcome.exit_code is ExitCode.DONE and mode is Mode.CONTAINER:
             restart_clients(session, wanted, observe.pods)

@@ -114,7 +114,7 @@ class Problem(Struct, frozen=True):
 
     @classmethod
     def of(cls, key: str, value: Any, expected: str) -> Problem:
-        shown = shortened(repr(value), MAX_VALUE_CHARS)
+        shown = shortened(str(value).lower() if type(value) is bool else repr(value), MAX_VALUE_CHARS)
         what = one_line(f"{key or 'the file'} is {shown}, expected {expected}")
         return cls(key, what, one_line(shown), expected)
 

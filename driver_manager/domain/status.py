@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from msgspec import Struct, field
 
 from driver_manager.domain import journal, node_state
-from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.errors import ManagerError, Place, at_place
 from driver_manager.domain.health.watch import HealthState, mute_on
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, Holder
 from driver_manager.domain.journal import JournalUnreadable, Owner
@@ -286,7 +286,7 @@ def _held(facts: StatusFacts) -> Iterator[Attention]:
     elif journal is None:
         return
     elif facts.state is NodeState.HELD and outcome is not None:
-        yield Attention("held", outcome.what, f"{outcome.remedy} {RESUME}".strip())
+        yield Attention("held", outcome.what, f"{at_place(outcome.remedy, Place.POD)} {RESUME}".strip())
     elif facts.is_interrupted:
         yield Attention("interrupted", f"{journal.owner} took the node and ended without releasing it", RESUME)
 
@@ -317,7 +317,7 @@ def _wedge(facts: StatusFacts) -> Iterator[Attention]:
 def _failed(facts: StatusFacts, first: Headline) -> Iterator[Attention]:
     outcome = facts.outcome
     if outcome is not None and outcome.state is NodeState.FAILED and facts.state is NodeState.FAILED:
-        yield Attention("failed", outcome.what, outcome.remedy)
+        yield Attention("failed", outcome.what, at_place(outcome.remedy, Place.POD))
     elif first.state is NodeState.FAILED:
         yield Attention("failed", first.why, "Start the driver pod, or run reconcile-driver-state.")
 
@@ -365,7 +365,7 @@ def _next_run(facts: StatusFacts) -> Iterator[Attention]:
             yield Attention("warning", warning)
     elif verdict not in facts.missing.values():
         what = f"a run now would end with exit {int(verdict.exit_code)}: {verdict.what}"
-        yield Attention("refused", what, verdict.remedy)
+        yield Attention("refused", what, at_place(verdict.remedy, Place.POD))
 
 
 def _watch(facts: StatusFacts) -> Iterator[Attention]:

@@ -116,7 +116,7 @@ ADDED = [
     ('host_services = ["/etc"]', "host_services is '/etc'"),
     ('[probe]\ntool = "t"\nparser = "magic"', "probe.parser is 'magic', expected one of"),
     ('[probe]\ntool = "t"\ntimeout_s = 0', "probe.timeout_s is 0, expected a number above 0"),
-    ('[probe]\ntool = "t"\ntimeout_s = true', "probe.timeout_s is True"),
+    ('[probe]\ntool = "t"\ntimeout_s = true', "probe.timeout_s is true"),
     ('[probe]\ntool = "t"\ntimeout_s = nan', "probe.timeout_s is nan"),
     ('[probe]\ntool = "t"\ntimeout_s = inf', "probe.timeout_s is inf"),
     ("[probe]", "probe.tool is missing"),

@@ -192,6 +192,15 @@ def test_the_headline(found: StatusFacts, state: NodeState | None, since: str, w
         assert listed == ()
 
 
+@pytest.mark.parametrize("word", ["failed", "held"])
+def test_the_remedy_of_a_run_is_that_of_a_pod_for_a_reader_elsewhere(word: str) -> None:
+    keys = PROFILE.keys
+    last = LastOutcome(NodeState(word), 4, "it is in use", "Stop it, then run again.", since=SINCE, ended=SINCE)
+    there = node({keys.state: word}, annotations={keys.last_outcome: node_state.encode(last)})
+    found = seen(host=None, node=there, journal=TAKEN if word == "held" else None)
+    assert attention(found, headline(found))[0].remedy.startswith("Stop it; the next run tries again.")
+
+
 WORDS = st.none() | st.sampled_from([*(state.value for state in NodeState), "dancing"])
 ERRORS: st.SearchStrategy[dict[ObservedPart, ManagerError]] = st.dictionaries(
     st.sampled_from(ObservedPart), st.just(ConfigError("it cannot be read", "Mount it."))
