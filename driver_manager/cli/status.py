@@ -14,7 +14,6 @@ from driver_manager import schemas
 from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.notes import HostClientNotes, RebootFiles
 from driver_manager.adapters.report.log import write_termination_log
-from driver_manager.cli.cluster_status import show_cluster
 from driver_manager.cli.options import (
     command,
     in_form,
@@ -589,6 +588,8 @@ def status_command(*, probe: bool, is_of_all: bool, output: str, values: Values)
     Works in a node debug pod (host at /host) and from a laptop; reports what cannot be read.
     """
     if is_of_all:
+        from driver_manager.cli.cluster_status import show_cluster  # noqa: PLC0415  # loads the types of a fleet
+
         return show_cluster(values, output)
     policies = {mode: policy_for(values, mode) for mode in Mode}  # invalid options fail before any request
     facts, reboot = gather(values, policies, probes=probe)

@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
 MODULES = 118
-PACKAGE_LINES = 42_560
+PACKAGE_LINES = 42_570
 TEST_LINES = 82_900
 
 CHOICES_AMONG_STEPS = 9
