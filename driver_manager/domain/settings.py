@@ -401,7 +401,7 @@ LOGGING = Group("Log")
 
 LOG_FORMAT = LOGGING.choice(
     "LOG_FORMAT",
-    "auto: JSON for commands of pods without a terminal, else text.",
+    "auto: JSON in a pod, else text.",
     "auto",
     choices=("auto", "text", "json"),
     is_common=True,

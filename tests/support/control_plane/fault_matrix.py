@@ -392,7 +392,8 @@ def run(
     log = folder / "termination-log"
     log.write_text("")
     out, err = io.StringIO(), io.StringIO()
-    environment = {"PATH": os.environ["PATH"], "HOST_ROOT": str(tree.root), "TERMINATION_LOG": str(log), **env}
+    environment = {"PATH": os.environ["PATH"], "HOST_ROOT": str(tree.root), "TERMINATION_LOG": str(log)}
+    environment |= {"LOG_FORMAT": "json", **env}
     with (
         mock.patch.dict(os.environ, environment, clear=True),
         mock.patch.object(wiring, "SystemClock", partial(SkippingClock, settle)),

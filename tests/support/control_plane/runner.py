@@ -163,6 +163,7 @@ class CommandRunner:
             "DRIVER_ROOT": NEW_ROOT,
             "DRIVER_CONFIG_DIGEST": NEW_DIGEST,
             "TERMINATION_LOG": str(self._last_line),
+            "LOG_FORMAT": "json",  # also of commands that people type: the tests read lines
             **node,
             **env,
         }
