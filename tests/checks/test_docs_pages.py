@@ -94,6 +94,19 @@ def test_every_function_class_and_file_of_the_walkthrough_exists() -> None:
     assert named <= {name for file in PACKAGE.rglob("*.py") for name in names_in(file)}
 
 
+def test_a_recipe_names_files_that_exist_and_names_that_they_define() -> None:
+    text = (DOCS / "contributing.md").read_text(encoding="utf-8").partition("## How to add")[2].partition("\n## ")[0]
+    recipes = re.findall(r"^\*\*A (probe format|setting|field|step)\b(.*?)(?=^\*\*A)", text, re.MULTILINE | re.DOTALL)
+    assert len(recipes) == 4
+    for _, recipe in recipes:
+        found = [ROOT / path for path in re.findall(r"`((?:driver_manager|tests|scripts|deploy)/[\w./-]+)`", recipe)]
+        assert [str(path) for path in found if not path.exists()] == []
+        code = "\n".join(path.read_text(encoding="utf-8") for path in found if path.suffix == ".py")
+        names = re.findall(r"`([A-Za-z_]+)(?:\(\))?`", recipe)
+        defined = r"(def|class) {0}\b|\b{0}\b\"?(: .*)? = |\b{0}:"
+        assert [one for one in names if not re.search(defined.format(one), code)] == []
+
+
 def test_every_test_that_the_threat_model_names_exists() -> None:
     text = (DOCS / "threat-model.md").read_text()
     named = set(re.findall(r"`(?:tests/\S+/)?(test_\w+\.py)`", text))
