@@ -30,6 +30,7 @@ def test_each_trace_is_that_of_a_scenario() -> None:
 
 
 @pytest.mark.submission
+@pytest.mark.shares(6)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_scenario_ends_as_well_in_any_order(name: str) -> None:
     first = commits() * ORDERS  # other orders at each commit, and the same ones if this commit is tried again
