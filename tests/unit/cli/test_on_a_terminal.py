@@ -165,7 +165,7 @@ IN_ORDER = (
 
 
 @pytest.mark.submission
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_in_the_shell_of_the_fleet_a_failed_canary_is_retried_and_undone_and_a_good_driver_approved() -> None:
     done = sandbox("fleet", "--shell", given=ON_THE_FLEET)
     scenario, _, rest = done.stdout.partition("are up until you leave this shell")
