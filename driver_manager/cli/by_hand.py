@@ -132,7 +132,7 @@ HOST_OPTIONS = (
 )
 
 
-@command("stage", "Stage a driver beside the running one.")
+@command("stage", "Stage a driver beside the running one.", is_of_pods=True)
 @click.option("--from", "source", required=True, metavar="DIR", help="Folder with the driver tree, in this container.")
 @click.option("--verify", is_flag=True, help="Compare the checksums of a driver that is already staged.")
 @with_options((settings.DRIVER_ROOT, settings.DRIVER_CONFIG_DIGEST), HOST_OPTIONS, settings.LOGGING)

@@ -229,7 +229,8 @@ def _asked(name: str, typed: Iterable[AnySetting] | None = None) -> ScreenComman
     """The command `name`, with an option for each of `typed`; hidden, with all options of a run, without `typed`."""
     kernel = click.option("--kernel", metavar="RELEASE", default="", help="Check the driver for another kernel.")
     ask = with_options(*RUN_OPTIONS, (settings.VFIO_BIND,), typed=typed)(_ask)
-    made = command(name, "Print what a reconcile would do now, and why.", hidden=typed is None)
+    is_other = typed is None  # the name for pods of operators and of rollouts
+    made = command(name, "Print what a reconcile would do now, and why.", hidden=is_other, is_of_pods=is_other)
     return made(mode_option(kernel(output_option(ask))))
 
 

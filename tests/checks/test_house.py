@@ -75,7 +75,7 @@ KUBERNETES = {"adapters/kube/kubeconfig.py"}
 """The only importer of the kubernetes package, for kubeconfigs: no pod loads it."""
 
 PURE = {"abc", "__future__", "collections", "datetime", "enum", "fnmatch", "functools", "hashlib"} | {
-    *("heapq", "itertools", "json", "math", "msgspec", "operator", "re", "types", "typing")
+    *("difflib", "heapq", "itertools", "json", "math", "msgspec", "operator", "re", "types", "typing")
 }
 """What the domain may import: no clock, environment, process, network, file or randomness."""
 

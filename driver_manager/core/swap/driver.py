@@ -431,7 +431,7 @@ class DriverSwap:
 
     def _busy(self, what: str) -> DriverBusy:
         named, blockers = self._named_holders()
-        option = "" if self._context.situation.policy.stop_host_services else "; host services: --stop-host-services"
+        option = "" if self._context.situation.policy.stop_host_services else "; host services: STOP_HOST_SERVICES=true"
         return DriverBusy(
             what + named,
             f"Stop what uses the device (`driver-manager holders` lists it{option}), then run again.",

@@ -350,7 +350,7 @@ def _is_skipped(situation: Situation) -> StandingDown | None:
         return None
     return StandingDown(
         f"node {node.name} is labelled {key}=true: it is left out of upgrades",
-        "Remove the label, or use --ignore-skip.",
+        "Remove the label, or set IGNORE_SKIP=true (--ignore-skip).",
     )
 
 

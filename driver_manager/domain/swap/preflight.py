@@ -87,8 +87,8 @@ def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
     doubt = "which is still running" if obs.owner_alive else unknown
     raise OwnedElsewhere(
         f"node {obs.node.name} is taken by {journal.owner}, {doubt}",
-        "Wait for it: a pod resumes by itself when its container restarts. Use --take-over once you are sure that it "
-        "has stopped.",
+        "Wait for it: a pod resumes by itself when its container restarts. Set TAKE_OVER=true (--take-over) once you "
+        "are sure that it has stopped.",
     )
 
 

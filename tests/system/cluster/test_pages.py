@@ -71,7 +71,7 @@ def recipe() -> tuple[str, ...]:
     return tuple(found[mine[0] : mine[-1] + 1])
 
 
-def variables() -> tuple[str, ...]:
+def runbook_variables() -> tuple[str, ...]:
     """The commands of the page that find the driver pod of the node N, of any vendor."""
     return tuple(one.text for one in commands(DOCS / "operate.md") if re.match(r"read |A=", one.text))
 
@@ -132,7 +132,7 @@ def test_a_token_by_the_page_does_what_the_plugins_kubeconfig_cannot(
         spec["initContainers"] = [{"name": MANAGER, "image": "i:1"}]
         body = {"metadata": {"name": POD}, "spec": {**spec, "terminationGracePeriodSeconds": 0}}
         made = admin_api.post(f"/api/v1/namespaces/{NAMESPACE}/pods", body)
-        found = types("\n".join((*variables(), 'echo "$NS $P $IMAGE $A"')))
+        found = types("\n".join((*runbook_variables(), 'echo "$NS $P $IMAGE $A"')))
         assert found.stdout == f"{NAMESPACE} {POD} i:1 {ACCOUNT}\n", found.stderr
         if "token" not in types("kubectl create --help").stdout:  # before 1.24: what the newer one asks for
             meant[CREATE_TOKEN] = f"echo {request_token(admin_api, NAMESPACE, ACCOUNT, made)}"

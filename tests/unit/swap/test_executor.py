@@ -193,7 +193,7 @@ def test_a_busy_device_is_waited_for_and_a_free_one_is_not() -> None:
     assert [text.partition(": unread")[0] for text in said] == ["device in use: rebellions (1 user(s))"]
 
 
-@pytest.mark.parametrize(("stops", "option"), [(False, "; host services: --stop-host-services"), (True, "")])
+@pytest.mark.parametrize(("stops", "option"), [(False, "; host services: STOP_HOST_SERVICES=true"), (True, "")])
 def test_after_the_wait_the_option_to_stop_services_is_named_where_it_is_off(*, stops: bool, option: str) -> None:
     world = made(CONTAINER, stuck_users={"rebellions": 1}, stop_host_services=stops)
     world.ended(BUSY, "still in use", remedy=f"(`driver-manager holders` lists it{option})")
