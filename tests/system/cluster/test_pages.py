@@ -461,6 +461,9 @@ def test_the_pages_removal_leaves_nodes_cluster_and_host_as_they_were(
     runner, mine = PodRunner(control_plane, admin_api, tree, tmp_path), node(boot_id=tree.boot_id)
     serve_rollouts(admin_api)
     apply(admin_api, only(render(f"{vendor}/namespace"), "Namespace"))
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{given['NS']}/leases"
+    for one in admin_api.list(leases):  # of other tests
+        gone(partial(admin_api.delete, f"{leases}/{one['metadata']['name']}"))
     before = everything(admin_api, mine, tree, given["NS"])
 
     rendered = (*render(vendor, "metrics", "node-condition"), *render(f"{vendor}/rollout"))
@@ -475,12 +478,12 @@ def test_the_pages_removal_leaves_nodes_cluster_and_host_as_they_were(
     used = everything(admin_api, mine, tree, given["NS"])
     assert [part for part in before if used[part] == before[part]] == [], "everything has been used"
 
-    delete, look, uninstall, leases, keys, condition, *host, definition, namespace = said_in("Remove everything")
+    delete, look, uninstall, free, keys, condition, *host, definition, namespace = said_in("Remove everything")
     assert ("delete crd" in definition, "delete namespace" in namespace) == (True, True), "other tests need both"
     laptop.env |= given
     laptop.types(delete, R=rollout["metadata"]["name"])
     assert not re.search(r'\.(journal|rollout)"', laptop.types(look))
-    for line in (uninstall, leases, keys, condition):
+    for line in (uninstall, free, keys, condition):
         laptop.types(line)
     mine.set_labels(dict.fromkeys(driver_node.pod["spec"]["nodeSelector"]))
     for line in host:
