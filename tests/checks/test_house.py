@@ -22,9 +22,9 @@ TESTS = Path(__file__).parents[1]
 
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
-MODULES = 118
-PACKAGE_LINES = 42_570
-TEST_LINES = 82_900
+MODULES = 115
+PACKAGE_LINES = 41_800
+TEST_LINES = 82_330
 
 CHOICES_AMONG_STEPS = 9
 SHORT_LINES = 60
@@ -74,8 +74,8 @@ THIRD_PARTY = {"click", "kubernetes", "psutil", "pyudev", "tenacity", "urllib3",
 KUBERNETES = {"adapters/kube/kubeconfig.py"}
 """The only importer of the kubernetes package, for kubeconfigs: no pod loads it."""
 
-PURE = {"abc", "__future__", "collections", "datetime", "enum", "fnmatch", "functools", "hashlib"} | {
-    *("difflib", "heapq", "itertools", "json", "math", "msgspec", "operator", "re", "types", "typing")
+PURE = {"abc", "__future__", "collections", "datetime", "difflib", "enum", "fnmatch", "functools", "hashlib"} | {
+    *("heapq", "itertools", "json", "math", "msgspec", "operator", "re", "types", "typing")
 }
 """What the domain may import: no clock, environment, process, network, file or randomness."""
 
