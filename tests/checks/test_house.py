@@ -22,9 +22,9 @@ TESTS = Path(__file__).parents[1]
 
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
-MODULES = 115
-PACKAGE_LINES = 41_800
-TEST_LINES = 82_330
+MODULES = 118
+PACKAGE_LINES = 42_950
+TEST_LINES = 83_400
 
 CHOICES_AMONG_STEPS = 9
 SHORT_LINES = 60
