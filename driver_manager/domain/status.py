@@ -400,7 +400,7 @@ def _of(kind: str, error: ManagerError) -> Attention:
 LONG_S = 3600.0
 """Seconds after which an upgrade needs attention: twice the default of RECONCILE_DEADLINE."""
 
-OFF_HOST = ManagerError("the host is not read", "")
+OFF_HOST = ManagerError("the host is not read", "Run `driver-manager status` on the node.")
 UNREAD = {ObservedPart.HOST: OFF_HOST}
 
 SEVERITY = (NodeState.HELD, NodeState.WEDGED, NodeState.FAILED, NodeState.REBOOT_REQUIRED, NodeState.UPGRADING)
