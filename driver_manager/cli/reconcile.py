@@ -19,7 +19,7 @@ from driver_manager.adapters.host.notes import HostClientNotes, RunFiguresFile
 from driver_manager.adapters.host.system import Sources, enforces_signatures
 from driver_manager.adapters.report.log import LogReporter, write_termination_log
 from driver_manager.adapters.report.publish import Textfile
-from driver_manager.cli.main import refuse_mistyped, warn_of_unheeded
+from driver_manager.cli.main import refuse_mistyped, warn_of_mistyped, warn_of_unheeded
 from driver_manager.cli.options import (
     ScreenCommand,
     command,
@@ -249,8 +249,12 @@ preflight_command = _asked("preflight")
 
 def _show_plan(values: Values, mode: Mode, output: str) -> int:
     wanted = policy_for(values, mode)
-    refuse_mistyped()
+    is_of_rollout = click.get_current_context().command is preflight_command
+    if not is_of_rollout:
+        refuse_mistyped()
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, mode=mode)
+    if is_of_rollout:  # it fails for no more than the run, which only warns
+        warn_of_mistyped(session.log)
     obs = session.observe(session.node)
     session.warn_of_refused(obs)
     found = forecast(session.ports(), obs, session.profile, wanted)
