@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar, assert_never
 
 from msgspec import Struct, field
@@ -665,7 +665,7 @@ def forecast(ports: Ports, obs: Observation, profile: Profile, policy: Policy) -
             if first is None:
                 first, (found, needed) = decided, _looked_at(ports, now, decided)
                 refuse(needed)
-                _check_files(ports, now, decided)
+                _check_files(now, decided, lambda _: obs.host.unwritable if obs.host is not None else {})
             after = next((step.after for step in decided.steps if isinstance(step, PlanAgain)), "")
             waited |= {after}
             stuck = next((step for step in decided.steps if isinstance(step, WaitForStuckPods)), None)
@@ -840,7 +840,7 @@ class _Run:
         if _waits_after_failure(decided):  # the next plan is checked then
             return
         _check_rights(self._ports, decided, state)
-        _check_files(self._ports, situation, decided)
+        _check_files(situation, decided, self._ports.host.unwritable)
         if not decided.has(PlanAgain) and not self._is_rehearsed:
             decided = rehearsed(self._ports, decided)
             self._is_rehearsed = True
@@ -904,13 +904,15 @@ def _check_rights(ports: Ports, decided: Plan, state: StateWriter) -> None:
     refuse(access(refused, needed))
 
 
-def _check_files(ports: Ports, situation: Situation, decided: Plan) -> None:
-    """Raise PreflightFailed for a file of the host that a step will write and cannot: tested by writing beside it.
+def _check_files(
+    situation: Situation, decided: Plan, unwritable: Callable[[tuple[str, ...]], Mapping[str, str]]
+) -> None:
+    """Raise PreflightFailed for a file of the host that a step will write and cannot, by what `unwritable` finds.
 
     A run that only releases the node is never refused.
     """
     if decided.has(TakeNode, RemoveArtifacts, KeepBindings, RecordDigest):
-        refuse((host_files(situation, ports.host.unwritable(written_files(situation))),))
+        refuse((host_files(situation, unwritable(written_files(situation))),))
 
 
 def _was_taken_since(obs: Observation, ports: Ports, profile: Profile) -> bool:

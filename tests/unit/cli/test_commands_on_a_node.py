@@ -91,7 +91,18 @@ def test_the_termination_log_has_the_check_that_failed(monkeypatch: pytest.Monke
 
 
 @pytest.mark.submission
-def test_a_run_that_cannot_write_its_files_changes_nothing(
+def test_a_mistyped_variable_fails_no_preflight_of_a_fleet(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with desk_for(LOADS, monkeypatch) as (desk, _):
+        happen(desk, f"{LOADS} env=ENABLE_NPU_POD_EVICTON:true")
+        assert run(["preflight"]) == ExitCode.DONE
+        assert "did you mean ENABLE_NPU_POD_EVICTION?" in capfd.readouterr().err
+        assert run(["plan"]) == ExitCode.USAGE
+
+
+@pytest.mark.submission
+def test_a_run_that_cannot_write_its_files_changes_nothing_and_those_who_ask_before_it_do_not_try(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     real = files._written_beside
@@ -104,6 +115,7 @@ def test_a_run_that_cannot_write_its_files_changes_nothing(
             return real(where, text, mode)
 
         monkeypatch.setattr(files, "_written_beside", over_quota)
+        assert {question: int(run(question.split())) for question in QUESTIONS} == dict.fromkeys(QUESTIONS, 0)
         assert run(["reconcile-driver-state"]) == ExitCode.PREFLIGHT_FAILED
         assert "cannot be written: Disk quota exceeded" in capfd.readouterr().err
         assert "driver 1.2.92, device-plugin=true, not cordoned, no journal, 1 patch(es)" in state(desk)
