@@ -93,14 +93,15 @@ def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
 
 
 def ending_clear_pod(obs: Observation) -> Pod | None:
-    """The rollout's pod that cleared the node for the driver pod that we run in; None if there is none, or it has left.
+    """The pod that cleared the node for the driver pod that we run in; None if there is none, or it has left.
 
-    Its run ends once the old driver pod has left, which is when ours is created.
+    It has no controller if a person made it. Its run ends once the old driver pod has left, which is when ours is
+    created.
     """
     journal, own = obs.journal, obs.own_pod
     if journal is None or own is None or own.labels.get(REVISION_LABEL) != journal.cleared:
         return None
-    there = (pod for pod in obs.pods.pods if pod.uid == journal.owner.pod_uid and pod.owner_kind == ROLLOUT)
+    there = (pod for pod in obs.pods.pods if pod.uid == journal.owner.pod_uid and pod.owner_kind in (ROLLOUT, ""))
     return next((pod for pod in there if not pod.has_left), None)
 
 

@@ -175,6 +175,11 @@ def after_3_s(action: Callable[[Clearing], object]) -> Callable[[Clearing], None
     return lambda made: made.world.clock.after(3.0, lambda: action(made))
 
 
+def a_persons(made: Clearing) -> None:
+    edited("clear-1", owner_kind="", programs=(PROGRAM,))(made)
+    after_3_s(lambda made: made.end_pods("Succeeded"))(made)
+
+
 def not_cleared(made: Clearing) -> None:
     assert made.journal is not None
     made.world.cluster.edit(annotations={PROFILE.keys.journal: journals.encode(replace(made.journal, cleared=""))})
@@ -200,6 +205,7 @@ def not_cleared(made: Clearing) -> None:
         pytest.param(
             edited("clear-1", owner_kind="Job", programs=(PROGRAM,)), ExitCode.OWNED_ELSEWHERE, 0.0, id="no rollout's"
         ),
+        pytest.param(a_persons, ExitCode.DONE, 3.0, id="a person's"),
         pytest.param(lambda made: made.world.given(pod=""), ExitCode.OWNED_ELSEWHERE, 0.0, id="by hand"),
         pytest.param(not_cleared, ExitCode.OWNED_ELSEWHERE, 0.0, id="not cleared"),
     ],
