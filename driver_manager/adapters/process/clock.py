@@ -1,4 +1,4 @@
-"""The Clock port on the system clocks. SIGTERM and SIGINT end a wait."""
+"""The Clock port on the system clocks. SIGTERM, SIGINT and SIGHUP end a wait."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _SystemTime:
 
 
 class SystemClock(_SystemTime):
-    """See `driver_manager.core.ports_base.Clock`. One per process: it installs the handlers of SIGTERM and SIGINT."""
+    """See `driver_manager.core.ports_base.Clock`. One per process: it installs the handlers of the signals."""
 
     def __init__(self) -> None:
         self._signal = ""
@@ -45,7 +45,9 @@ class SystemClock(_SystemTime):
         self._is_installed = False
 
     def install(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        # A closed terminal or a broken SSH session must not leave a node taken; nohup(1) ignores SIGHUP.
+        hangup = (signal.SIGHUP,) if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else ()
+        for number in (signal.SIGTERM, signal.SIGINT, *hangup):
             signal.signal(number, self._on_signal)
         before = sys.unraisablehook
         # Python prints and drops an exception in a finalizer. Do not print Terminated: the next check raises it again.

@@ -40,7 +40,7 @@ def tell(number: signal.Signals = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_kept_until_somebody_asks(clock: SystemClock, number: signal.Signals) -> None:
     clock.check()
     tell(number)
