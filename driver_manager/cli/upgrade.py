@@ -32,12 +32,14 @@ from driver_manager.core.ports_base import Reporter
 from driver_manager.domain import settings
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import (
+    EXIT_MEANINGS,
     ApiUnavailable,
     ConfigError,
     Conflict,
     EvictionRefused,
     ExitCode,
     ManagerError,
+    PreflightFailed,
     Terminated,
     UpgradeUnended,
 )
@@ -140,6 +142,9 @@ class NodeUpgrade(Struct):
         if not self.profile.container_unloads:
             yield None
             return
+        if not self.evict(driver, dry_run=True):  # what refuses it is found before users' pods have to leave
+            yield None
+            return
         name, namespace = _pod_name(Task.CLEAR), driver.pod.namespace
         limit_s = int(self.end.allowed_s) + CLEAR_MORE_S
         body = pod_of_person(driver.pod, name, newest(scene), Task.CLEAR, limit_s=limit_s)
@@ -174,10 +179,10 @@ class NodeUpgrade(Struct):
             except ManagerError as error:
                 self.log.warn(f"delete pod {namespace}/{name} by hand: {error.what}")
 
-    def evict(self, driver: NodeDriver) -> bool:
+    def evict(self, driver: NodeDriver, *, dry_run: bool = False) -> bool:
         """Evict this pod; False if it was gone already. Raises EvictionRefused at the end of the time."""
         while True:
-            answer = self.asked(lambda: self.desk.evict(driver.pod))
+            answer = self.asked(lambda: self.desk.evict(driver.pod, dry_run=dry_run))
             if answer.outcome is not EvictionOutcome.BLOCKED:
                 return answer.outcome is EvictionOutcome.ACCEPTED
             why = f"the eviction of driver pod {driver} is refused: {answer.why}"
@@ -218,33 +223,34 @@ class NodeUpgrade(Struct):
         driver = current(scene.pods)
         if driver is None:
             raise Conflict(f"node {self.desk.name} has no driver pod now", "Run it again.")
+        if not scene.node.is_ready:
+            raise PreflightFailed(f"node {self.desk.name} is not Ready: no pod can start on it", "Check its kubelet.")
         name, namespace = _pod_name(Task.PREFLIGHT), driver.pod.namespace
         body = pod_of_person(driver.pod, name, newest(scene), Task.PREFLIGHT, shows_plan=output)
         try:
             self.desk.create_pod(namespace, body)
-            pod = self._until_ended(namespace, name)
-            try:
-                text = self.desk.log(namespace, name)
-            except ManagerError as error:
-                self.log.warn(f"the log of pod {namespace}/{name} cannot be read: {error.what}")
-                text = pod.message
+            code = self._until_ended(namespace, name)
+            text = self.asked(lambda: self.desk.log(namespace, name))
         finally:
             self._delete(namespace, name)
         put(_document(text) if output == "json" else text.rstrip("\n"))
-        if pod.exit_code is None:
-            raise UpgradeUnended(
-                f"the pod for the plan ended without a result: {pod.message or pod.why_waiting or 'no message'}",
-                "Check that the image can be pulled and that the node has room for a pod.",
-            )
-        return pod.exit_code
+        return code
 
-    def _until_ended(self, namespace: str, name: str) -> TaskPod:
+    def _until_ended(self, namespace: str, name: str) -> int:
+        """The exit code of the plan. Raises UpgradeUnended for a pod that ended without one, and Conflict."""
+        why = ""
         while True:
             pod = self._task_pod(namespace, name)
             if pod is None:
                 raise Conflict(f"pod {namespace}/{name}, which makes the plan, was deleted", "Run it again.")
-            if pod.exit_code is not None or pod.has_ended:
-                return pod
+            why = pod.why_waiting or why
+            if pod.exit_code in EXIT_MEANINGS:
+                return int(pod.exit_code or 0)
+            if pod.exit_code is not None or pod.has_ended:  # also the code that a kubelet gives what never started
+                raise UpgradeUnended(
+                    f"the pod for the plan ended without a result: {'; '.join(filter(None, (why, pod.message)))}",
+                    "Check that the image can be pulled and that the node has room for a pod.",
+                )
             self._wait(f"pod {namespace}/{name} makes the plan{': ' if pod.why_waiting else ''}{pod.why_waiting}")
 
 

@@ -842,8 +842,8 @@ class KubeNodeDesk:
         )
         return understood(lambda listed: [owned(item) for item in listed.get("items") or []], body)
 
-    def evict(self, pod: DriverPod) -> Eviction:
-        return evict(self._api, pod)
+    def evict(self, pod: DriverPod, *, dry_run: bool = False) -> Eviction:
+        return evict(self._api, pod, dry_run=dry_run)
 
     def create_pod(self, namespace: str, body: Mapping[str, Any]) -> None:
         path = f"{collection(Subject(FactKind.TASK_PODS, namespace))}?fieldManager={FIELD_MANAGER}"

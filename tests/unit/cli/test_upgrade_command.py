@@ -14,7 +14,14 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.main import run
 from driver_manager.cli.upgrade import NodeUpgrade, run_upgrade
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import ApiUnavailable, ExitCode, Terminated, UpgradeUnended
+from driver_manager.domain.errors import (
+    ApiUnavailable,
+    EvictionRefused,
+    ExitCode,
+    PreflightFailed,
+    Terminated,
+    UpgradeUnended,
+)
 from driver_manager.domain.fleet.spec import PLURAL, Task, TaskPod
 from driver_manager.domain.fleet.upgrade import NodeDriver, NodeScene, RunEnd
 from driver_manager.domain.journal import Journal, Owner, encode
@@ -105,8 +112,10 @@ class FakeDesk:
     def scene(self, pods: tuple[NodeDriver, ...], _: object) -> NodeScene:
         return NodeScene(fleet_node("a"), pods, DAEMON_SET, tuple(replace(one, template=TEMPLATE) for one in REVISIONS))
 
-    def evict(self, driver: Any) -> Eviction:
+    def evict(self, driver: Any, *, dry_run: bool = False) -> Eviction:
         answer = self.answers.pop(0) if self.answers else Eviction(EvictionOutcome.ACCEPTED)
+        if dry_run:
+            return answer
         self.done.append(f"evict {driver.name}: {answer.outcome.value}")
         if answer.outcome is not EvictionOutcome.BLOCKED:
             self.pods = ()
@@ -194,6 +203,37 @@ def test_a_node_whose_container_unloads_is_cleared_before_its_pod_is_evicted(
 def end(desk: FakeDesk, code: int) -> None:
     if desk.task is not None:
         desk.task = replace(desk.task, exit_code=code, has_ended=True, message="jobs/train-0 does not leave")
+
+
+def test_a_node_whose_driver_pod_may_not_be_evicted_is_not_cleared(desk: FakeDesk) -> None:
+    desk.answers = [Eviction(EvictionOutcome.BLOCKED, "the disruption budget needs 1 pod")] * 99
+    with pytest.raises(EvictionRefused, match="disruption budget"):
+        run_upgrade(upgrade_of(desk, "nvidia", 60.0), waits=True)
+    assert desk.done == []
+
+
+@pytest.mark.parametrize("code", [None, 137])
+def test_a_plan_whose_image_cannot_be_pulled_ends_with_that_reason_alone(
+    desk: FakeDesk, capsys: pytest.CaptureFixture[str], code: int | None
+) -> None:
+    def happen(**changes: Any) -> None:
+        assert desk.task is not None
+        desk.task = replace(desk.task, **changes)
+
+    desk.clock.after(1.0, lambda: happen(why_waiting="ImagePullBackOff: no such image"))
+    late = "DeadlineExceeded Pod was active on the node longer than the specified deadline"
+    desk.clock.after(300.0, lambda: happen(why_waiting="", exit_code=code, has_ended=True, message=late))
+    with pytest.raises(UpgradeUnended, match="ended without a result: ImagePullBackOff: no such image; DeadlineExc"):
+        upgrade_of(desk).plan("json")
+    assert (desk.done, capsys.readouterr().out) == (["create preflight", "delete pod"], "")
+
+
+def test_a_node_that_is_not_ready_gets_no_pod_for_a_plan(desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = replace(desk.scene(desk.pods, None), node=fleet_node("a", is_ready=False))
+    monkeypatch.setattr(desk, "scene", lambda *_: lost)
+    with pytest.raises(PreflightFailed, match="node a is not Ready"):
+        upgrade_of(desk).plan("text")
+    assert desk.done == []
 
 
 def test_an_interrupt_deletes_the_pod_that_clears(desk: FakeDesk) -> None:
