@@ -22,7 +22,7 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import Values
 from driver_manager.domain.status import NodeOverview, overview
-from driver_manager.domain.text import several, spoken
+from driver_manager.domain.text import several, shortened, spoken
 from driver_manager.domain.wire import seconds_of
 
 Json = dict[str, Any]
@@ -36,6 +36,9 @@ MOST_ROWS = 40
 
 LEAST_REASON = 40
 """Minimum columns of the reason beside the other columns; in a narrower terminal it is below them."""
+
+MOST_REASON = 600
+"""Maximum characters of a reason: the Node of one does not hide the others."""
 
 GAP = 2
 
@@ -138,7 +141,8 @@ def _row(one: Json, now_s: float) -> Row:
     since = f"{spoken(now_s - then_s)} ago" if then_s is not None and then_s <= now_s else one["since"] or "-"
     mark = " (cordoned)" if one["cordoned"] else ""
     state = one["state"] or "unknown"
-    return f"{one['node']}{mark}", one["profile"], state, one["version"] or "-", since, one["reason"]
+    reason = shortened(one["reason"], MOST_REASON)
+    return f"{one['node']}{mark}", one["profile"], state, one["version"] or "-", since, reason
 
 
 def _groups(calm: Sequence[Json]) -> list[Row]:

@@ -396,7 +396,7 @@ def test_the_page_finds_every_key_of_a_vendor_and_no_other(vendor: str) -> None:
 
 def test_the_page_removes_no_key_without_the_prefix_of_a_vendor(tmp_path: Path) -> None:
     kubectl = tmp_path / "kubectl"
-    kubectl.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/calls\necho '\"kubernetes.io/hostname\": \"a\"'\n")
+    kubectl.write_text(f'#!/bin/sh\necho $* >> {tmp_path}/calls\necho \'"kubernetes.io/hostname": "a"\'\n')
     kubectl.chmod(0o755)
     (line,) = [line for line in said_in(REMOVE) if "kubectl label nodes --all" in line]
     typed(line, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")

@@ -130,6 +130,11 @@ def test_the_reason_is_whole_and_fits_the_terminal(columns: int | None) -> None:
     assert "2 h ago" in text
 
 
+def test_a_reason_without_end_does_not_hide_the_other_nodes() -> None:
+    text = cluster_text(rows(2, state="failed", reason="why " * 50_000, needsAttention=True), NOW_S, 80)
+    assert len(text) < 3000
+
+
 def test_many_nodes_without_problems_are_one_row() -> None:
     text = cluster_text(rows(5000), NOW_S, 100)
     assert "5000 nodes  nvidia" in text
