@@ -196,6 +196,12 @@ def test_values_reach_what_they_are_about(helm: Helm) -> None:
     assert (controller["replicas"], values["volumes"][0] in controller["template"]["spec"]["volumes"]) == (3, True)
 
 
+def test_a_list_or_map_that_is_null_adds_nothing(helm: Helm) -> None:
+    nothing = dict.fromkeys(("nodeSelector", "tolerations", "volumes", "imagePullSecrets"))
+    plain, found = (helm.render({"vendor": "ascend", **more}, "x") for more in ({}, nothing))
+    assert meaning(found) == meaning(plain)
+
+
 def test_the_values_in_the_documentation_are_taken(helm: Helm) -> None:
     text = (DEPLOY.parent / "docs/install.md").read_text()
     (values,) = re.findall(r"```yaml\n# values.yaml\n(.*?)```", text, re.DOTALL)

@@ -51,7 +51,7 @@ Whether a component is there: (list . "metrics"). By its value, and where that i
 {{- if $isController }}
 {{- with $root.Values.rollout.replicas }}{{ $_ := set $object.spec "replicas" . }}{{ end }}
 {{- else }}
-{{- $_ := set $template.spec "nodeSelector" (merge (deepCopy $root.Values.nodeSelector) $template.spec.nodeSelector) }}
+{{- $_ := set $template.spec "nodeSelector" (merge (deepCopy ($root.Values.nodeSelector | default dict)) $template.spec.nodeSelector) }}
 {{- with $root.Values.tolerations }}{{ $_ := set $template.spec "tolerations" . }}{{ end }}
 {{- end }}
 {{- with ternary $root.Values.rollout.volumes $root.Values.volumes $isController }}
