@@ -138,7 +138,9 @@ def _vendors(body: Json) -> Iterator[str]:
 
 def _row(one: Json, now_s: float) -> Row:
     then_s = seconds_of(one["since"]) if one["since"] else None
-    since = f"{spoken(now_s - then_s)} ago" if then_s is not None and then_s <= now_s else one["since"] or "-"
+    since = "-"
+    if then_s is not None:
+        since = f"{spoken(now_s - then_s)} ago" if then_s <= now_s else one["since"]
     mark = " (cordoned)" if one["cordoned"] else ""
     state = one["state"] or "unknown"
     reason = shortened(one["reason"], MOST_REASON)

@@ -374,8 +374,8 @@ def upgrade_command(  # noqa: PLR0913  # what click gives, by name
     With --wait, shows what the run does, then its result and the outage, and ends with its exit code; 9: reboot the
     node to complete the upgrade; 12: not ended within --timeout. Ctrl-C ends only the waiting. Ends with 0 where
     nothing is newer, and with 10 where a rollout, an operator or a label forbids it. Needs a kubeconfig with rights to
-    get nodes and daemonsets, list pods, controllerrevisions and driverrollouts, and create pods/eviction. --dry-run
-    also creates and deletes a pod and reads its log.
+    get nodes and daemonsets, list pods, controllerrevisions and driverrollouts, and create pods/eviction. It also
+    creates, gets and deletes a pod if the driver's container unloads the driver, and with --dry-run, to read its log.
     """
     if not timeout_s > 0:
         raise ConfigError(f"--timeout is {timeout_s:g} seconds", "Give --timeout a time above 0.")
