@@ -82,8 +82,9 @@ def of_one_daemon_set(node: str, pods: Sequence[NodeDriver], profile: str = "") 
             "Name the driver with --profile, or the namespace with -n.",
         )
     if not found:
+        of_profile = f" of profile {profile}" if profile else ""
         raise ConfigError(
-            f"node {node} has no driver pod: no pod on it is of a DaemonSet whose init container runs "
+            f"node {node} has no driver pod{of_profile}: no pod on it is of a DaemonSet whose init container runs "
             "reconcile-driver-state",
             "Check the labels of the node and the DaemonSet; a driver pod that comes later has the newest driver.",
         )

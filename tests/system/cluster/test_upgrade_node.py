@@ -14,9 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from driver_manager.cli import upgrade
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
+from driver_manager.profiles import builtin
 from tests.support.control_plane.api import Api, gone, wait_until
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import ROLLOUTS, FleetFactory, RolloutFleet
@@ -190,3 +193,21 @@ def test_the_pod_of_a_dry_run_is_deleted_if_it_is_interrupted(person: Person) ->
     left: list[Any] = person.fleet.looks()
     assert [pod for pod in left if "deletionTimestamp" not in pod["metadata"]] == []
     assert "Nothing was changed." in err
+
+
+@pytest.mark.shares(4)
+@pytest.mark.parametrize("ending", ["timeout", "SIGINT", "SIGHUP"])
+def test_the_pod_that_clears_a_node_is_deleted_however_the_command_ends(
+    person: Person, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unloads = {name: replace(one, container_unloads=True) for name, one in builtin().items()}
+    monkeypatch.setattr(upgrade, "named_profile", lambda _: (None, unloads))
+    person.fleet.set_driver("driver:2")
+    before = person.pods()
+    if ending != "timeout":
+        threading.Timer(2.0, lambda: os.kill(os.getpid(), getattr(signal, ending))).start()
+    code, _, err = person.upgrade("--timeout", "3s" if ending == "timeout" else "1m")
+    assert (code, person.pods()) == (ExitCode.ROLLOUT_STUCK if ending == "timeout" else ExitCode.STANDING_DOWN, before)
+    pods = person.fleet.api.list(f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=driver-manager.rebellions.ai/task")
+    assert [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]] == [], err
+    assert "the node is being cleared" in err

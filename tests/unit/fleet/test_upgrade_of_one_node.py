@@ -104,8 +104,10 @@ def test_the_driver_pods_of_two_daemon_sets_need_a_profile() -> None:
     with pytest.raises(ConfigError, match="2 DaemonSets: npu/driver, npu/other"):
         of_one_daemon_set("a", two)
     assert of_one_daemon_set("a", two, "nvidia") == two[1:]
-    with pytest.raises(ConfigError, match="no driver pod"):
+    with pytest.raises(ConfigError, match="no driver pod: "):
         of_one_daemon_set("a", ())
+    with pytest.raises(ConfigError, match="no driver pod of profile amd: "):
+        of_one_daemon_set("a", two, "amd")
     assert current(()) is None
 
 
