@@ -45,13 +45,7 @@ from driver_manager.domain.pods.workloads import named
 from driver_manager.domain.profile import LoadScope, Profile, users_of
 from driver_manager.domain.settings import Values
 from driver_manager.domain.swap.node_patches import decoded_journal, found_journal, has_rebooters_cordon, release
-from driver_manager.domain.swap.preflight import (
-    is_loaded,
-    refuse_if_owned,
-    remedies,
-    source_checks,
-    tool_checks,
-)
+from driver_manager.domain.swap.preflight import is_loaded, refuse_if_owned, remedies, source_checks, tool_checks
 from driver_manager.domain.swap.steps import GiveBack
 from driver_manager.domain.text import in_words, is_digest, json_text, one_line
 from driver_manager.profiles import meaning

@@ -400,11 +400,7 @@ ROLLOUT_STATUS_ADDR = ROLLOUT.text(
 LOGGING = Group("Log")
 
 LOG_FORMAT = LOGGING.choice(
-    "LOG_FORMAT",
-    "auto: JSON in a pod, else text.",
-    "auto",
-    choices=("auto", "text", "json"),
-    is_common=True,
+    "LOG_FORMAT", "auto: JSON in a pod, else text.", "auto", choices=("auto", "text", "json"), is_common=True
 )
 LOG_LEVEL = LOGGING.choice("LOG_LEVEL", "Minimum log level.", "info", choices=("debug", "info", "warning", "error"))
 TERMINATION_LOG = LOGGING.file(

@@ -235,9 +235,7 @@ SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         Scenario(
-            "upgrade",
-            f"driver {OLD} is loaded, {NEW} is wanted: pause, wait, unload, load, release",
-            labels=_CUSTOM,
+            "upgrade", f"driver {OLD} is loaded, {NEW} is wanted: pause, wait, unload, load, release", labels=_CUSTOM
         ),
         Scenario(
             "container-upgrade",

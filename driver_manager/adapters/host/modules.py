@@ -169,13 +169,7 @@ def _matching(files: HostFiles, folder: str, name: str) -> list[str]:
 # modprobe reads modprobe.d below this process's root, which in a container is not the host's. Sources: modprobe.d(5);
 # Documentation/ABI/stable/sysfs-module.
 
-FOLDERS = (
-    "/etc/modprobe.d",
-    "/run/modprobe.d",
-    "/usr/local/lib/modprobe.d",
-    "/usr/lib/modprobe.d",
-    "/lib/modprobe.d",
-)
+FOLDERS = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d")
 """If two folders have a file of the same name, the file in the earlier folder counts."""
 
 READ_S = 10.0

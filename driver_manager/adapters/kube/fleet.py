@@ -580,11 +580,7 @@ class KubeFleet:
     """See `driver_manager.core.fleet_ports.FleetCluster`. `connect` opens a connection for a thread."""
 
     def __init__(
-        self,
-        api: KubeApi,
-        connect: Callable[[], Transport],
-        clock: LoopClock,
-        read: Mapping[FactKind, Reader],
+        self, api: KubeApi, connect: Callable[[], Transport], clock: LoopClock, read: Mapping[FactKind, Reader]
     ) -> None:
         self._api = api
         self._connect = connect

@@ -9,18 +9,7 @@ from typing import TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from driver_manager.core.fleet_ports import (
-    Change,
-    Fact,
-    FactKind,
-    Found,
-    Gone,
-    Item,
-    Listed,
-    Lost,
-    Seen,
-    Subject,
-)
+from driver_manager.core.fleet_ports import Change, Fact, FactKind, Found, Gone, Item, Listed, Lost, Seen, Subject
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet.spec import (
     KIND,

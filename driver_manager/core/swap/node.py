@@ -50,13 +50,7 @@ from driver_manager.domain.pods.workloads import named
 from driver_manager.domain.profile import Profile, driver_version, has_root
 from driver_manager.domain.reboot.decision import request_labels
 from driver_manager.domain.reboot.state import event_key, request_of
-from driver_manager.domain.swap.node_patches import (
-    marked_cleared,
-    pause_more,
-    release,
-    switched_on,
-    tested_release,
-)
+from driver_manager.domain.swap.node_patches import marked_cleared, pause_more, release, switched_on, tested_release
 from driver_manager.domain.swap.steps import (
     AnyStep,
     ClearRebootRequest,

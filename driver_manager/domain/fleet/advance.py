@@ -25,15 +25,7 @@ from driver_manager.domain.fleet.nodes import (
     starts,
     waits_for_reboot,
 )
-from driver_manager.domain.fleet.spec import (
-    Fleet,
-    LostNode,
-    OnHalt,
-    RevisionHistory,
-    RolloutState,
-    Task,
-    UpgradeState,
-)
+from driver_manager.domain.fleet.spec import Fleet, LostNode, OnHalt, RevisionHistory, RolloutState, Task, UpgradeState
 from driver_manager.domain.fleet.state import (
     Act,
     Announce,
