@@ -135,10 +135,7 @@ def of_scale(plane: ControlPlane) -> list[Figure]:
         f"{crowd.took_s:.0f} s, at most {crowd.peak} requests in 100 ms"
     )
     ended = f"last pod's deletion to the end of the run; median {crowd.reactions_s[NODES // 2]:.2f} s"
-    return [
-        Figure(Target.CROWD, more, audited),
-        Figure(Target.CROWD_REACTION, (crowd.p99_s,), ended, (floor_s(),)),
-    ]
+    return [Figure(Target.CROWD, more, audited), Figure(Target.CROWD_REACTION, (crowd.p99_s,), ended, (floor_s(),))]
 
 
 def of_storm() -> list[Figure]:

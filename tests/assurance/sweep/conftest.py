@@ -46,10 +46,7 @@ def figures(pytestconfig: pytest.Config) -> Figures:
 
 @pytest.fixture(scope="module")
 def sweep_nodes_for(
-    control_plane: ControlPlane,
-    admin_api: Api,
-    dra: None,
-    tmp_path_factory: pytest.TempPathFactory,
+    control_plane: ControlPlane, admin_api: Api, dra: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[int], list[SweepNode]]]:
     """Makes nodes to sweep on. They go with the module: their kubelets watch all pods of the cluster."""
     with contextlib.ExitStack() as stack:

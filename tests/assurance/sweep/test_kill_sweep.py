@@ -18,16 +18,7 @@ import pytest
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.runner import JOURNAL, NEW, NEW_ROOT, lighten
 from tests.support.control_plane.sweep.scene import DEVICES, PATHS, Effect, Kill, Place, SweepNode, SweepPath
-from tests.support.control_plane.sweep.sweeping import (
-    Figures,
-    Point,
-    Recording,
-    each,
-    judge,
-    outcome,
-    points,
-    strike,
-)
+from tests.support.control_plane.sweep.sweeping import Figures, Point, Recording, each, judge, outcome, points, strike
 
 pytestmark = pytest.mark.submission
 
@@ -118,12 +109,7 @@ def last(name: str) -> Callable[[Recording], Kill]:
     ],
 )
 def test_a_mutant_is_found(
-    grounds: list[SweepNode],
-    recordings: Record,
-    mutant: str,
-    path: str,
-    kill: Callable[[Recording], Kill],
-    judge: str,
+    grounds: list[SweepNode], recordings: Record, mutant: str, path: str, kill: Callable[[Recording], Kill], judge: str
 ) -> None:
     recording = recordings(BY_NAME[path])
     point = Point(kill(recording), reboots=False)

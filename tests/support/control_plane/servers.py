@@ -177,11 +177,7 @@ def all_certificates(good: Authority, folder: Path) -> dict[str, tuple[Path, Pat
     """Of one server: `good`, `expired` by the same CA, and `strange` by another one, which is made in `folder`."""
     other = Authority(folder)
     other.establish()
-    return {
-        "good": good.sign("proxy"),
-        "expired": good.sign("expired", days=0),
-        "strange": other.sign("strange"),
-    }
+    return {"good": good.sign("proxy"), "expired": good.sign("expired", days=0), "strange": other.sign("strange")}
 
 
 NAMESPACE = "rbln-system"

@@ -158,9 +158,7 @@ BAD = (
     field("windows", "Sut 02:00-06:00", f"{WINDOWS} ('Sut' is not a day, expected one of {DAYS})"),
     field("windows", "Sat 25:00-26:00", f": '25:00' is not a time of the day, expected {WINDOWS}"),
     field(
-        "windows",
-        "02:00-02:00",
-        f"{WINDOWS} ('02:00-02:00' opens at 02:00 and closes at 02:00: that is not a window)",
+        "windows", "02:00-02:00", f"{WINDOWS} ('02:00-02:00' opens at 02:00 and closes at 02:00: that is not a window)"
     ),
     field("windows", "at night", WINDOWS, "spec.windows in body"),
     field("timezone", "Europe/Atlantis", ZONE),

@@ -191,11 +191,7 @@ class Row:
     seconds: float = 0.0
 
     def to_json(self) -> Json:
-        return {
-            "action": self.action.value,
-            "end": self.end,
-            "seconds": round(self.seconds, 1),
-        }
+        return {"action": self.action.value, "end": self.end, "seconds": round(self.seconds, 1)}
 
 
 @dataclass

@@ -20,14 +20,7 @@ from tests.support.control_plane.approved_reboot import LEASE, approved_reboot
 from tests.support.control_plane.kubelet import NEVER, OperandsFactory
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import FleetFactory
-from tests.support.control_plane.runner import (
-    EVICT,
-    JOURNAL,
-    PREFIX,
-    CommandRunner,
-    RunnerFactory,
-    start_and_take,
-)
+from tests.support.control_plane.runner import EVICT, JOURNAL, PREFIX, CommandRunner, RunnerFactory, start_and_take
 from tests.support.control_plane.scene import open_world, watched_node
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory

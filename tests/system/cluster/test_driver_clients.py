@@ -17,15 +17,7 @@ from driver_manager.domain.wire import pointer
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.kubelet import STATE
 from tests.support.control_plane.runner import NEW, NEW_DIGEST, NEW_ROOT, OLD_DIGEST, OLD_ROOT, lighten
-from tests.support.control_plane.scene import (
-    EVENTS,
-    PROFILE,
-    NodeScene,
-    World,
-    make_stage,
-    open_world,
-    watched_node,
-)
+from tests.support.control_plane.scene import EVENTS, PROFILE, NodeScene, World, make_stage, open_world, watched_node
 from tests.support.control_plane.servers import AuditRecord, ControlPlane
 from tests.support.control_plane.workloads import Shape
 

@@ -102,10 +102,7 @@ def by_plugin(plane: ControlPlane, home: Path) -> dict[str, str]:
     config = json.loads(plane.kubeconfig("unused").read_text())
     config["users"][0]["user"] = {"exec": {"apiVersion": version, "command": script.name}}
     (home / "config").write_text(json.dumps(config))
-    return {
-        "PATH": os.pathsep.join([str(script.parent), os.environ["PATH"]]),
-        "KUBECONFIG": str(home / "config"),
-    }
+    return {"PATH": os.pathsep.join([str(script.parent), os.environ["PATH"]]), "KUBECONFIG": str(home / "config")}
 
 
 @pytest.mark.shares(6)

@@ -203,9 +203,7 @@ def operator_managed(one: Case) -> str:
     (pod,) = one.made.managed(1)
     run = one.command_runner.start("reconcile-driver-state", **EVICT)
     wait_until(
-        lambda: REQUESTED in one.node.annotations() or run.has_ended,
-        "the operator is asked, or not",
-        RUN_TIMEOUT_S,
+        lambda: REQUESTED in one.node.annotations() or run.has_ended, "the operator is asked, or not", RUN_TIMEOUT_S
     )
     pod.api.delete(pod.path)
     return complaints(run.end())
@@ -216,9 +214,7 @@ def safe_load(one: Case) -> str:
     driver = one.operands(one.node, ("driver",)).pods()["driver"][0]["metadata"]["name"]
     run = one.command_runner.start("reconcile-driver-state", "--safe-load", POD_NAME=driver)
     wait_until(
-        lambda: SAFE_LOAD in one.node.annotations() or run.has_ended,
-        "its word is asked for, or not",
-        RUN_TIMEOUT_S,
+        lambda: SAFE_LOAD in one.node.annotations() or run.has_ended, "its word is asked for, or not", RUN_TIMEOUT_S
     )
     one.node.api.patch(one.node.path, {"metadata": {"annotations": {SAFE_LOAD: None}}})
     return complaints(run.end())
@@ -248,14 +244,7 @@ def looked_at(one: Case) -> str:
     return said
 
 
-PATHS: tuple[Callable[[Case], str], ...] = (
-    upgrade,
-    safe_load,
-    operator_managed,
-    drain,
-    killed_and_restored,
-    looked_at,
-)
+PATHS: tuple[Callable[[Case], str], ...] = (upgrade, safe_load, operator_managed, drain, killed_and_restored, looked_at)
 
 
 @pytest.mark.shares(6)
@@ -325,11 +314,7 @@ def test_the_rights_of_health_watch_are_enough(watched: WatchedNode) -> None:
     assert told(watched) == ""
 
 
-WATCH_RIGHTS = [
-    ("", "", "nodes", "", "get"),
-    ("", "", "nodes", "", "patch"),
-    ("default", "", "events", "", "create"),
-]
+WATCH_RIGHTS = [("", "", "nodes", "", "get"), ("", "", "nodes", "", "patch"), ("default", "", "events", "", "create")]
 
 
 @pytest.mark.shares(6)

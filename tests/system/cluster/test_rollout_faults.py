@@ -86,10 +86,7 @@ def test_every_kind_of_request_meets_every_fault_and_the_rollout_ends(
 ) -> None:
     (good,) = set(fleet.serving().values())
     faults = faults_of(MATRIX[group])
-    with (
-        Witness(admin_api, fleet.name) as witness,
-        Proxy.before(fleet.plane, *faults) as proxy,
-    ):
+    with Witness(admin_api, fleet.name) as witness, Proxy.before(fleet.plane, *faults) as proxy:
         bad = fleet.set_driver("driver:2")
         run = fleet.fork(proxy.url, orders=Orders(attempt_s=ATTEMPT_S if group == "hanging" else None))
         try:

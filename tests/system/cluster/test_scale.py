@@ -9,14 +9,7 @@ import pytest
 from tests.support.control_plane.api import Api
 from tests.support.control_plane.kubelet import COMPONENTS, LAST_OUTCOME, STATE, of_others
 from tests.support.control_plane.many_nodes import PREFIX, Crowd
-from tests.support.control_plane.rollout_fleet import (
-    IDLE,
-    FleetFactory,
-    Witness,
-    most_under_way,
-    peak_mib,
-    writes,
-)
+from tests.support.control_plane.rollout_fleet import IDLE, FleetFactory, Witness, most_under_way, peak_mib, writes
 from tests.support.control_plane.servers import ControlPlane
 
 ROLLOUT_NODES, TENTH = 200, 20

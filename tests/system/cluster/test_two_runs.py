@@ -18,15 +18,7 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
 from tests.support.control_plane.api import Api, wait_until
 from tests.support.control_plane.faults import ALWAYS, Answer, Fault
-from tests.support.control_plane.foreign_edits import (
-    HANDS,
-    WAITS,
-    Hand,
-    Wait,
-    play,
-    plays,
-    wanted,
-)
+from tests.support.control_plane.foreign_edits import HANDS, WAITS, Hand, Wait, play, plays, wanted
 from tests.support.control_plane.kubelet import create_operands
 from tests.support.control_plane.processes import EFFECTS, Ended, ForkedCommand, Orders
 from tests.support.control_plane.runner import ASCEND_OLD, ASCEND_ROOT, NEW, NEW_DIGEST, OLD
@@ -102,11 +94,7 @@ ROUNDS = 8
 
 
 @pytest.fixture(scope="module")
-def world(
-    control_plane: ControlPlane,
-    admin_api: Api,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[World]:
+def world(control_plane: ControlPlane, admin_api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("world")
     with open_world(control_plane, control_plane.agent_for_workloads, admin_api, folder) as made:
         yield made

@@ -10,13 +10,7 @@ import pytest
 
 from tests.support.control_plane.api import Json, gone
 from tests.support.control_plane.fixtures import serve_dra
-from tests.support.control_plane.old_server import (
-    DRA_GROUP,
-    PodClaim,
-    claim_body,
-    claim_status,
-    claims_annotation,
-)
+from tests.support.control_plane.old_server import DRA_GROUP, PodClaim, claim_body, claim_status, claims_annotation
 from tests.support.deploy.apply import apply
 from tests.support.node.drivers import (
     OTHER_NAMESPACE,

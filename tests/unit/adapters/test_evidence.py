@@ -10,13 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from driver_manager.adapters.host import system
-from driver_manager.adapters.host.evidence import (
-    EVIDENCE_CHARS,
-    EVIDENCE_KEPT,
-    KERNEL_LINES,
-    kernel_log,
-    save_evidence,
-)
+from driver_manager.adapters.host.evidence import EVIDENCE_CHARS, EVIDENCE_KEPT, KERNEL_LINES, kernel_log, save_evidence
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.domain.errors import ConfigError

@@ -767,17 +767,7 @@ def test_loadpin_accepts_no_module_from_another_file_system(tree: Tree, files: d
         ("mount -t tmpfs tmpfs $0/lib/modules && cp -r $0/copy/. $0/lib/modules &&", (is_out, False)),
         ("", (False, False)),
     ):
-        words = [
-            *unshare(),
-            "sh",
-            "-c",
-            f"{mount} {made}",
-            str(tree.root),
-            executable,
-            "-c",
-            PINNED,
-            str(tree.root),
-        ]
+        words = [*unshare(), "sh", "-c", f"{mount} {made}", str(tree.root), executable, "-c", PINNED, str(tree.root)]
         ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
         assert ran.stdout.strip() == str(expected), mount
 

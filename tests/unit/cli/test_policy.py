@@ -213,9 +213,7 @@ def profile_of_run(values: Values, _: HostRoots) -> Profile:
 
 
 @pytest.mark.parametrize(
-    "read",
-    [profile_of_run, health_watch._profile, rebooter._profile],
-    ids=["run", "health-watch", "rebooter"],
+    "read", [profile_of_run, health_watch._profile, rebooter._profile], ids=["run", "health-watch", "rebooter"]
 )
 @pytest.mark.parametrize("state", ["on", "off"])
 def test_with_node_state_off_no_command_has_a_key_of_the_drivers_state(
@@ -264,8 +262,7 @@ def test_the_drivers_own_label_never_leaves_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loader", "is_asked"),
-    [(Loader.CONTAINER, False), (Loader.MANAGER, True), (Loader.NONE, False)],
+    ("loader", "is_asked"), [(Loader.CONTAINER, False), (Loader.MANAGER, True), (Loader.NONE, False)]
 )
 def test_clients_are_restarted_by_a_run_that_loads_the_driver(
     loader: Loader, is_asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from driver_manager.domain.baseline import (
-    Baseline,
-    baseline_of_boot,
-    encode,
-    in_service,
-    of_new_driver,
-)
+from driver_manager.domain.baseline import Baseline, baseline_of_boot, encode, in_service, of_new_driver
 from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 
 GOOD, BAD, UNCLEAR = Health.HEALTHY, Health.UNHEALTHY, Health.UNKNOWN

@@ -23,15 +23,7 @@ from driver_manager.domain.health import watch as health_record
 from driver_manager.domain.health.watch import History
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.reboot.state import REBOOT_RECORD_FORM, SLOTS_FORM, decode_reboot_record, decode_slots
-from driver_manager.domain.wire import (
-    LAST_MOMENT_S,
-    Fields,
-    Form,
-    Unreadable,
-    decimal,
-    seconds_of,
-    written_time,
-)
+from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, Unreadable, decimal, seconds_of, written_time
 from driver_manager.sandbox.apiserver import apply_merge_patch
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -211,9 +211,7 @@ def test_a_node_that_waits_for_its_reboot_may_lose_its_pod() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
-    [{"state": FAILED}, {"unschedulable": True}, {"is_ready": False}],
-    ids=["failed", "cordoned", "not ready"],
+    "said", [{"state": FAILED}, {"unschedulable": True}, {"is_ready": False}], ids=["failed", "cordoned", "not ready"]
 )
 def test_a_skipped_node_counts_for_nothing(said: dict[str, Any]) -> None:
     def found(*, is_skipped: bool) -> FleetDecision:

@@ -12,13 +12,7 @@ from driver_manager.cli.rollout_controller import FleetEndpoint
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import Amount, Fleet, RevisionHistory, RolloutState, UpgradeState
 from driver_manager.domain.fleet.state import Pace, Phase
-from driver_manager.domain.fleet.status import (
-    FleetReport,
-    RolloutFigures,
-    figures,
-    fleet_families,
-    operator_families,
-)
+from driver_manager.domain.fleet.status import FleetReport, RolloutFigures, figures, fleet_families, operator_families
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.profile import UpgradeMetrics
 from driver_manager.profiles import builtin

@@ -13,14 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from driver_manager.domain.fleet.spec import (
-    LostNode,
-    RevisionHistory,
-    RolloutState,
-    SeenNode,
-    WaveHistory,
-    memory_of,
-)
+from driver_manager.domain.fleet.spec import LostNode, RevisionHistory, RolloutState, SeenNode, WaveHistory, memory_of
 from driver_manager.domain.fleet.state import (
     FleetDecision,
     NodePhase,

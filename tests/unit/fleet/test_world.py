@@ -10,17 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from driver_manager.core.fleet.world import NODES, FleetCache, is_older
-from driver_manager.core.fleet_ports import (
-    Change,
-    FactKind,
-    Found,
-    Gone,
-    Item,
-    Listed,
-    Lost,
-    Seen,
-    Subject,
-)
+from driver_manager.core.fleet_ports import Change, FactKind, Found, Gone, Item, Listed, Lost, Seen, Subject
 from driver_manager.domain import selectors
 from driver_manager.domain.fleet.spec import (
     DaemonSetFacts,

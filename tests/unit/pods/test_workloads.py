@@ -373,12 +373,7 @@ def test_a_label_of_another_prefix_that_leaves_last_makes_an_operand_too() -> No
 
 
 @pytest.mark.parametrize(
-    ("fields", "fate"),
-    [
-        ({}, BLOCK),
-        ({"selector_keys": frozenset({PLUGIN})}, BLOCK),
-        ({"phase": "Failed"}, STAY),
-    ],
+    ("fields", "fate"), [({}, BLOCK), ({"selector_keys": frozenset({PLUGIN})}, BLOCK), ({"phase": "Failed"}, STAY)]
 )
 def test_a_mirror_pod_that_has_the_device_open_blocks_as_nothing_makes_it_leave(
     fields: dict[str, Any], fate: PodAction
@@ -481,10 +476,7 @@ def test_at_most_ten_pods_are_named_and_the_rest_is_counted(number: int, named: 
 
 def test_pods_are_chosen_by_their_fates() -> None:
     found = [Workload(workload(fate.value), "", fate, "") for fate in PodAction]
-    assert [one.action for one in with_action(found, WAIT, EVICT)] == [
-        EVICT,
-        WAIT,
-    ]
+    assert [one.action for one in with_action(found, WAIT, EVICT)] == [EVICT, WAIT]
     assert with_action(found) == ()
 
 

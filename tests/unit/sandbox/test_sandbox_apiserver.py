@@ -132,9 +132,7 @@ def test_merge_patch_follows_rfc_7386(target: Any, patch: Any, result: Any) -> N
     assert apiserver.apply_merge_patch(target, patch) == result
 
 
-def test_a_json_patch_applies_to_escaped_keys_and_refuses_a_pointer_that_leads_nowhere(
-    server: ApiServer,
-) -> None:
+def test_a_json_patch_applies_to_escaped_keys_and_refuses_a_pointer_that_leads_nowhere(server: ApiServer) -> None:
     server.store.create("nodes", node(**{"x/a": "1", "b": "2"}))
 
     def patch(*operations: Obj) -> tuple[int, Obj]:

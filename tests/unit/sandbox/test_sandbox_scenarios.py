@@ -346,10 +346,7 @@ SPOILED: dict[str, tuple[str, Spoil]] = {
     "a node keeps the old driver": ("in the end the nodes serve", row("end", OTHER, driver=FLEET.old.version)),
     "the waves change places": (WAVES, swapped),
     "a wave does not wait for the one before": ("was taken before", too_early),
-    "a wave is left out": (
-        WAVES,
-        lambda course: replace(course, taken=[replace(one, wave=1) for one in course.taken]),
-    ),
+    "a wave is left out": (WAVES, lambda course: replace(course, taken=[replace(one, wave=1) for one in course.taken])),
     "one too many at once": ("were under way", lambda course: replace(course, most_at_once=course.most_at_once + 1)),
     "one at a time": ("were under way", changed(most_at_once=1)),
     "a label has another state": ("the labels are", row("end", OTHER, upgrade="validation-required")),

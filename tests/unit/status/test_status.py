@@ -154,10 +154,7 @@ TABLE: dict[str, tuple[StatusFacts, NodeState | None, str, str]] = {
         seen(host=host(modules={}), own_pod=None),
         *(FAILED, "", "no driver is loaded, and no driver pod is on this node"),
     ),
-    "the Node cannot be read": (
-        seen(NO_NODE),
-        *(None, "", "the Node cannot be read; the facts of the host are below"),
-    ),
+    "the Node cannot be read": (seen(NO_NODE), *(None, "", "the Node cannot be read; the facts of the host are below")),
     "the Node cannot be read, and a wedge": (
         seen({**NO_NODE, "health": WEDGE}),
         *(WEDGED, "2026-01-02T02:59:00Z", "the driver does not serve its devices: rbln0 is gone"),

@@ -384,10 +384,7 @@ def test_told_to_end_while_it_waits_for_the_new_drivers_device_it_finishes_the_l
 
 @pytest.mark.parametrize(
     ("fault", "said", "then"),
-    [
-        ("broken", "cannot be loaded", ExitCode.MODULE_FAILED),
-        ("sick", "there is no old driver to go back to", REBOOT),
-    ],
+    [("broken", "cannot be loaded", ExitCode.MODULE_FAILED), ("sick", "there is no old driver to go back to", REBOOT)],
 )
 def test_a_driver_that_does_not_load_or_work_leaves_the_node_free_for_a_reboot(
     fault: str, said: str, then: ExitCode

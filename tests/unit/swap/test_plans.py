@@ -42,14 +42,7 @@ from driver_manager.domain.swap.eviction import (
     is_managed,
 )
 from driver_manager.domain.swap.planner import plan, wants_users
-from driver_manager.domain.swap.preflight import (
-    Check,
-    access,
-    host_files,
-    places_us,
-    refuse_if_owned,
-    remedies,
-)
+from driver_manager.domain.swap.preflight import Check, access, host_files, places_us, refuse_if_owned, remedies
 from driver_manager.domain.swap.steps import (
     AskOperator,
     ClearRebootRequest,

@@ -13,16 +13,7 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import OldDriver, Owner, encode
 from driver_manager.domain.observation import Loader, Policy
 from driver_manager.domain.pci import Binding
-from tests.support.fakes.builders import (
-    LABELS,
-    PAUSED,
-    PLUGIN,
-    PROFILE,
-    ROOT_MOUNT,
-    journal,
-    key,
-    pod,
-)
+from tests.support.fakes.builders import LABELS, PAUSED, PLUGIN, PROFILE, ROOT_MOUNT, journal, key, pod
 from tests.support.fakes.cluster import DaemonSet
 from tests.support.fakes.plans import STATE
 from tests.support.fakes.scenarios import LABELS as OPERAND_LABELS

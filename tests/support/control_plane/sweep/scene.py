@@ -39,12 +39,8 @@ from tests.support.control_plane.runner import (
     CommandRunner,
     lighten,
 )
-from tests.support.control_plane.runner import (
-    ENABLED as MANAGED,
-)
-from tests.support.control_plane.runner import (
-    UPGRADE_STATE as STATE,
-)
+from tests.support.control_plane.runner import ENABLED as MANAGED
+from tests.support.control_plane.runner import UPGRADE_STATE as STATE
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.workloads import Pod, Shape, Workloads
 
@@ -286,13 +282,7 @@ PATHS = (
     ),
     SweepPath("to-virtual-machines", _OUTDATED, command="reconcile-vfio-state", devices=_native),
     SweepPath("back-from-virtual-machines", (_boot, _for_machines), devices=_given),
-    SweepPath(
-        "load-at-boot",
-        (_fresh_ascend,),
-        boots=(),
-        env={"DRIVER_ROOT": ASCEND_ROOT},
-        profile="ascend",
-    ),
+    SweepPath("load-at-boot", (_fresh_ascend,), boots=(), env={"DRIVER_ROOT": ASCEND_ROOT}, profile="ascend"),
 )
 
 
