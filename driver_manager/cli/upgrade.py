@@ -43,7 +43,7 @@ from driver_manager.domain.errors import (
     Terminated,
     UpgradeUnended,
 )
-from driver_manager.domain.fleet.spec import Revision, Task, TaskPod
+from driver_manager.domain.fleet.spec import Task, TaskPod
 from driver_manager.domain.fleet.state import CLEAR_MORE_S, pod_of_person
 from driver_manager.domain.fleet.upgrade import (
     NextStep,
@@ -145,39 +145,52 @@ class NodeUpgrade(Struct):
         if not self.evict(driver, dry_run=True):  # what refuses it is found before users' pods have to leave
             yield None
             return
-        name, namespace = _pod_name(Task.CLEAR), driver.pod.namespace
         limit_s = int(self.end.allowed_s) + CLEAR_MORE_S
-        body = pod_of_person(driver.pod, name, newest(scene), Task.CLEAR, limit_s=limit_s)
-        try:
-            self.desk.create_pod(namespace, body)
-            yield self._until_cleared(namespace, name)
-            while (pod := self._task_pod(namespace, name)) is not None and not pod.has_ended:
-                self._wait(f"waits for driver pod {driver} to terminate")
-        finally:
-            self._delete(namespace, name)
-
-    def _until_cleared(self, namespace: str, name: str) -> UpgradeEnd | None:
-        while True:
-            pod, notes = self._task_pod(namespace, name), self.asked(self.node).annotations
-            if pod is None:
-                raise Conflict(f"pod {namespace}/{name}, which clears the node, was deleted", "Run it again.")
-            if pod.exit_code == ExitCode.DONE or cleared_by(notes.get(self.profile.keys.journal, "")) == pod.uid:
-                return None
-            if pod.exit_code is not None or pod.has_ended:
+        with self._pod_beside(driver, scene, Task.CLEAR, limit_s=limit_s) as name:
+            pod, _ = self._until(name, "clears the node", self._is_cleared_by)
+            if pod.exit_code == ExitCode.DONE or self._is_cleared_by(pod):
+                yield None
+            else:
                 code = pod.exit_code if pod.exit_code is not None else int(ExitCode.PREFLIGHT_FAILED)
-                return UpgradeEnd(code, f"the node could not be cleared: {pod.message or f'exit {code}'}")
-            self._wait(f"the node is being cleared{': ' if pod.why_waiting else ''}{pod.why_waiting}")
+                yield UpgradeEnd(code, f"the node could not be cleared: {pod.message or f'exit {code}'}")
+            while (left := self._task_pod(name)) is not None and not left.has_ended:
+                self._wait(f"waits for driver pod {driver} to terminate")
 
-    def _task_pod(self, namespace: str, name: str) -> TaskPod | None:
-        return self.asked(lambda: self.desk.task_pod(namespace, name))
+    def _is_cleared_by(self, pod: TaskPod) -> bool:
+        return cleared_by(self.asked(self.node).annotations.get(self.profile.keys.journal, "")) == pod.uid
 
-    def _delete(self, namespace: str, name: str) -> None:
-        """Delete the short-lived pod, also after Ctrl-C; log why it stays."""
-        with self.clock.shielded():
-            try:
-                self.desk.delete_pod(namespace, name)
-            except ManagerError as error:
-                self.log.warn(f"delete pod {namespace}/{name} by hand: {error.what}")
+    @contextlib.contextmanager
+    def _pod_beside(self, driver: NodeDriver, scene: NodeScene, task: Task, **known: Any) -> Iterator[str]:
+        """The name of a short-lived pod beside the driver pod. It is deleted at the end, also after Ctrl-C."""
+        name = f"driver-manager-{task.value}-{os.urandom(5).hex()}"
+        newest = next(one for one in scene.revisions if one.hash == scene.target)
+        body = pod_of_person(driver.pod, name, newest, task, **known)
+        try:
+            self.desk.create_pod(self.namespace, body)
+            yield name
+        finally:
+            with self.clock.shielded():
+                try:
+                    self.desk.delete_pod(self.namespace, name)
+                except ManagerError as error:
+                    self.log.warn(f"delete pod {self.namespace}/{name} by hand: {error.what}")
+
+    def _until(
+        self, name: str, doing: str, is_enough: Callable[[TaskPod], bool] = lambda _: False
+    ) -> tuple[TaskPod, str]:
+        """The short-lived pod once it has ended, or `is_enough`; why it last waited. Raises Conflict if it is gone."""
+        why = ""
+        while True:
+            pod = self._task_pod(name)
+            if pod is None:
+                raise Conflict(f"pod {self.namespace}/{name}, which {doing}, was deleted", "Run it again.")
+            why = pod.why_waiting or why
+            if pod.exit_code is not None or pod.has_ended or is_enough(pod):
+                return pod, why
+            self._wait(f"pod {self.namespace}/{name} {doing}{': ' if pod.why_waiting else ''}{pod.why_waiting}")
+
+    def _task_pod(self, name: str) -> TaskPod | None:
+        return self.asked(lambda: self.desk.task_pod(self.namespace, name))
 
     def evict(self, driver: NodeDriver, *, dry_run: bool = False) -> bool:
         """Evict this pod; False if it was gone already. Raises EvictionRefused at the end of the time."""
@@ -225,41 +238,16 @@ class NodeUpgrade(Struct):
             raise Conflict(f"node {self.desk.name} has no driver pod now", "Run it again.")
         if not scene.node.is_ready:
             raise PreflightFailed(f"node {self.desk.name} is not Ready: no pod can start on it", "Check its kubelet.")
-        name, namespace = _pod_name(Task.PREFLIGHT), driver.pod.namespace
-        body = pod_of_person(driver.pod, name, newest(scene), Task.PREFLIGHT, shows_plan=output)
-        try:
-            self.desk.create_pod(namespace, body)
-            code = self._until_ended(namespace, name)
-            text = self.asked(lambda: self.desk.log(namespace, name))
-        finally:
-            self._delete(namespace, name)
-        put(_document(text) if output == "json" else text.rstrip("\n"))
-        return code
-
-    def _until_ended(self, namespace: str, name: str) -> int:
-        """The exit code of the plan. Raises UpgradeUnended for a pod that ended without one, and Conflict."""
-        why = ""
-        while True:
-            pod = self._task_pod(namespace, name)
-            if pod is None:
-                raise Conflict(f"pod {namespace}/{name}, which makes the plan, was deleted", "Run it again.")
-            why = pod.why_waiting or why
-            if pod.exit_code in EXIT_MEANINGS:
-                return int(pod.exit_code or 0)
-            if pod.exit_code is not None or pod.has_ended:  # also the code that a kubelet gives what never started
+        with self._pod_beside(driver, scene, Task.PREFLIGHT, shows_plan=output) as name:
+            pod, why = self._until(name, "makes the plan")
+            if pod.exit_code not in EXIT_MEANINGS:  # also the code that a kubelet gives what never started
                 raise UpgradeUnended(
                     f"the pod for the plan ended without a result: {'; '.join(filter(None, (why, pod.message)))}",
                     "Check that the image can be pulled and that the node has room for a pod.",
                 )
-            self._wait(f"pod {namespace}/{name} makes the plan{': ' if pod.why_waiting else ''}{pod.why_waiting}")
-
-
-def newest(scene: NodeScene) -> Revision:
-    return next(one for one in scene.revisions if one.hash == scene.target)
-
-
-def _pod_name(task: Task) -> str:
-    return f"driver-manager-{task.value}-{os.urandom(5).hex()}"
+            text = self.asked(lambda: self.desk.log(self.namespace, name))
+        put(_document(text) if output == "json" else text.rstrip("\n"))
+        return int(pod.exit_code or 0)
 
 
 def _document(log: str) -> str:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, suppress
 from sys import intern
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from msgspec.structs import asdict
@@ -128,10 +128,8 @@ def readers(keys: NodeKeys, zones: Zones) -> Mapping[FactKind, Reader]:
 
 def _item(fact: Callable[[Mapping[str, Any]], Fact], item: Mapping[str, Any]) -> Item:
     metadata = item["metadata"]
-    owners = metadata.get("ownerReferences") or []
-    owner = next((text_of(one, "uid") for one in owners if one.get("controller")), "")
     name, uid, version = (text_of(metadata, key) for key in ("name", "uid", "resourceVersion"))
-    return Item(name, uid, version, fact(item), intern(owner))
+    return Item(name, uid, version, fact(item), intern(text_of(_controller(item), "uid")))
 
 
 def as_daemon_set(item: Mapping[str, Any]) -> DaemonSetFacts:
@@ -682,7 +680,6 @@ class KubeFleet:
 # Commands. A patch has the uid of its object and no resourceVersion: the controller often writes the status, and a
 # request does not depend on it.
 
-F = TypeVar("F")
 EVERY_POD = Subject(FactKind.GATE_PODS)
 INSTALL = "`kubectl apply --server-side -k deploy/overlays/VENDOR/rollout`"
 """The command that installs the CRD and the controller; docs/rollout.md explains it."""
@@ -808,35 +805,25 @@ class KubeNodeDesk:
         except Answer as answer:
             raise Conflict(f"DaemonSet {namespace}/{name} is gone", "Nothing was changed; check it again.") from answer
         daemon_set = understood(as_daemon_set, body)
-        revisions = self._listed(Subject(FactKind.REVISIONS, namespace, daemon_set.pods), as_revision)
+        read = readers(keys, self._zones)
+
+        def facts(subject: Subject) -> tuple[Item, ...]:
+            """None for rollouts that the API server does not serve."""
+            passing = frozenset({NOT_FOUND} if subject.kind is FactKind.ROLLOUTS else ())
+            with suppress(Answer):
+                found = functools.partial(listed, self._api, subject, read[subject.kind], passing=passing)
+                return unexpired(found, f"list {qualified(subject.kind)}").items
+            return ()
+
+        revisions = facts(Subject(FactKind.REVISIONS, namespace, daemon_set.pods))
+        rollouts = facts(Subject(FactKind.ROLLOUTS, namespace))
         return NodeScene(
             understood(lambda item: as_fleet_node(item, keys), self.node()),
             pods,
             daemon_set,
-            tuple(fact for owner, fact in revisions if owner == daemon_set.uid),
-            tuple(fact for _, fact in self._rollouts(namespace)),
+            tuple(one.fact for one in revisions if isinstance(one.fact, Revision) and one.owner == daemon_set.uid),
+            tuple(one.fact for one in rollouts if isinstance(one.fact, RolloutObject)),
         )
-
-    def _rollouts(self, namespace: str) -> Iterable[tuple[str, RolloutObject]]:
-        """The rollouts of the namespace; none if the API server does not serve them."""
-        with suppress(Answer):
-            read = functools.partial(read_rollout, zones=self._zones)
-            return self._listed(Subject(FactKind.ROLLOUTS, namespace), read, frozenset({NOT_FOUND}))
-        return ()
-
-    def _listed(
-        self, subject: Subject, fact: Callable[[Mapping[str, Any]], F], passing: frozenset[int] = frozenset()
-    ) -> list[tuple[str, F]]:
-        """The facts of a subject, each with the uid of its owner."""
-
-        def owned(item: Mapping[str, Any]) -> tuple[str, F]:
-            return _controller(item).get("uid", ""), fact(item)
-
-        query = urlencode(label_selector(subject))
-        body = self._api.whole_list(
-            f"{collection(subject)}{'?' if query else ''}{query}", f"list {qualified(subject.kind)}", passing
-        )
-        return understood(lambda listed: [owned(item) for item in listed.get("items") or []], body)
 
     def evict(self, pod: DriverPod, *, dry_run: bool = False) -> Eviction:
         return evict(self._api, pod, dry_run=dry_run)
