@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,8 +12,8 @@ from driver_manager.adapters.kube.api import KubeApi, load_client, unexpired
 from driver_manager.adapters.kube.fleet import pages
 from driver_manager.adapters.kube.objects import as_node, understood
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.adapters.report.log import size_of
-from driver_manager.cli.options import in_form, put, styled
+from driver_manager.adapters.report.log import columns_of
+from driver_manager.cli.options import in_form, put, styled, table
 from driver_manager.cli.session import log_form, named_profile
 from driver_manager.core.fleet_ports import FactKind, Subject
 from driver_manager.domain import settings
@@ -22,7 +21,7 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import Values
 from driver_manager.domain.status import NodeOverview, overview
-from driver_manager.domain.text import several, shortened, spoken
+from driver_manager.domain.text import several, shortened, shown_length, spoken, wrapped
 from driver_manager.domain.wire import seconds_of
 
 Json = dict[str, Any]
@@ -40,26 +39,18 @@ LEAST_REASON = 40
 MOST_REASON = 600
 """Maximum characters of a reason: the Node of one does not hide the others."""
 
-GAP = 2
-
 
 def show_cluster(values: Values, output: str) -> int:
     """Print all nodes that have a profile. Raises ManagerError."""
     named, known = named_profile(values)
     clock = SystemClock()
     clock.install()
-    timeout_s = values[settings.API_TIMEOUT]
-    api = KubeApi(
-        load_client(values[settings.KUBECONFIG] or None),
-        clock,
-        log_form(values).reporter(clock.wall),
-        settings.BY_HAND_API_TIMEOUT_S if timeout_s is None else timeout_s,
-    )
-    now_s = clock.wall()
+    log, timeout_s, now_s = log_form(values).reporter(clock.wall), values[settings.API_TIMEOUT], clock.wall()
+    budget_s = settings.BY_HAND_API_TIMEOUT_S if timeout_s is None else timeout_s
+    api = KubeApi(load_client(values[settings.KUBECONFIG] or None), clock, log, budget_s)
     wanted = known if named is None else {named.name: named}
     found = sorted(unexpired(lambda: [*_overviews(api, wanted, now_s)], "list nodes"), key=lambda one: one.rank)
-    columns = size_of(sys.stdout)[0] if sys.stdout.isatty() else None
-    put(in_form(output, _body(found), lambda words: cluster_text(words, now_s, columns)))
+    put(in_form(output, _body(found), lambda words: cluster_text(words, now_s)))
     return ExitCode.DONE
 
 
@@ -100,25 +91,23 @@ def _body(found: Sequence[NodeOverview]) -> Json:
     }
 
 
-# The text form. The reason is the last column and wraps; without a terminal (`columns` None) it is on one line.
+# The text form. The reason is the last column, and wraps on a terminal.
 
 Row = tuple[str, str, str, str, str, str]
 HEADINGS: Row = ("NODE", "PROFILE", "STATE", "VERSION", "SINCE", "REASON")
-STATE_COLUMN = 2
 
 
-def cluster_text(body: Json, now_s: float, columns: int | None) -> str:
+def cluster_text(body: Json, now_s: float) -> str:
     """The table of `body`, whose words are on one line each; `now_s` is in seconds since the epoch."""
     if not body["nodes"]:
         return "no node has a label of a known profile"
     urgent = [one for one in body["nodes"] if one["needsAttention"]]
     calm = [one for one in body["nodes"] if not one["needsAttention"]]
-    rows = [_row(one, now_s) for one in urgent]
+    rows = [HEADINGS, *(_row(one, now_s) for one in urgent)]
     rows += [_row(one, now_s) for one in calm] if len(calm) <= MOST_ROWS else _groups(calm)
-    lines = [_summary(body, len(urgent)), *_vendors(body), "", *_table(rows, columns)]
-    todo = dict.fromkeys(one["remedy"] for one in urgent if one["remedy"])
+    lines = [_summary(body, len(urgent)), *_vendors(body), "", *_table(rows)]
     hint = "`driver-manager status --node-name NODE` shows all facts of one node and what to do"
-    return "\n".join([*lines, "", hint] if todo else lines)
+    return "\n".join([*lines, "", hint] if any(one["remedy"] for one in urgent) else lines)
 
 
 def _summary(body: Json, urgent: int) -> str:
@@ -142,35 +131,26 @@ def _row(one: Json, now_s: float) -> Row:
     if then_s is not None:
         since = f"{spoken(now_s - then_s)} ago" if then_s <= now_s else one["since"]
     mark = " (cordoned)" if one["cordoned"] else ""
-    state = one["state"] or "unknown"
     reason = shortened(one["reason"], MOST_REASON)
-    return f"{one['node']}{mark}", one["profile"], state, one["version"] or "-", since, reason
+    return f"{one['node']}{mark}", one["profile"], _state(one), one["version"] or "-", since, reason
+
+
+def _state(one: Json) -> str:
+    state = one["state"] or "unknown"
+    return styled(state, fg=COLOURS.get(state, "red"))
 
 
 def _groups(calm: Sequence[Json]) -> list[Row]:
     names: dict[tuple[str, str, str], list[str]] = {}
     for one in calm:
-        names.setdefault((one["profile"], one["state"] or "unknown", one["version"] or "-"), []).append(one["node"])
+        names.setdefault((one["profile"], _state(one), one["version"] or "-"), []).append(one["node"])
     return [(f"{len(found)} nodes", *group, "-", several(found)) for group, found in names.items()]
 
 
-def _table(rows: Sequence[Row], columns: int | None) -> Iterator[str]:
-    fixed = [row[:-1] for row in (HEADINGS, *rows)]
-    widths = [max(map(len, column)) for column in zip(*fixed, strict=True)]
-    left = sum(widths) + GAP * len(widths)
-    is_beside = columns is None or columns - left >= LEAST_REASON
-    for row in (HEADINGS, *rows):
-        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)]
-        if row is not HEADINGS:
-            state = cells[STATE_COLUMN]
-            cells[STATE_COLUMN] = styled(state, fg=COLOURS.get(state.strip(), "red"))
-        first = (" " * GAP).join(cells)
-        if columns is None:
-            yield f"{first}{' ' * GAP}{row[-1]}".rstrip()
-        elif is_beside:
-            reason, *more = textwrap.wrap(row[-1], columns - left) or [""]
-            yield f"{first}{' ' * GAP}{reason}".rstrip()
-            yield from (f"{' ' * left}{line}" for line in more)
-        else:
-            yield first.rstrip()
-            yield from textwrap.wrap(row[-1], columns, initial_indent="    ", subsequent_indent="    ")
+def _table(rows: Sequence[Row]) -> Iterator[str]:
+    columns, cells = columns_of(sys.stdout), table([row[:-1] for row in rows])
+    left = max(map(shown_length, cells)) + 2
+    for cell, row in zip(cells, rows, strict=True):
+        beside = f"{cell}{' ' * (left - shown_length(cell))}{row[-1]}".rstrip()
+        is_beside = not columns or columns - left >= LEAST_REASON or not row[-1]
+        yield from wrapped(beside, columns, left) if is_beside else (cell, f"    {row[-1]}")

@@ -13,6 +13,7 @@ import pytest
 
 from driver_manager.cli.cluster_status import cluster_text
 from driver_manager.cli.main import run
+from driver_manager.cli.options import fitted
 from driver_manager.domain import journal, node_state
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Journal, Owner
@@ -119,10 +120,12 @@ def rows(count: int, **more: Any) -> dict[str, Any]:
     return {"total": count, "nodes": nodes}
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120, None])
-def test_the_reason_is_whole_and_fits_the_terminal(columns: int | None) -> None:
+@pytest.mark.parametrize("columns", [60, 80, 120, 0])
+def test_the_reason_is_whole_and_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("cluster_status", "options"):
+        monkeypatch.setattr(f"driver_manager.cli.{module}.columns_of", lambda _: columns)
     body = rows(1, state="failed", reason=LONG, needsAttention=True, remedy="x")
-    text = click.unstyle(cluster_text(body, NOW_S, columns))
+    text = click.unstyle(fitted(cluster_text(body, NOW_S)))
     lines = text.split("\n")
     assert LONG in " ".join(text.split())
     assert max(map(len, lines[2:-2])) <= (columns or 400)
@@ -142,7 +145,7 @@ def test_a_reason_without_end_does_not_hide_the_other_nodes() -> None:
 
 
 def test_many_nodes_without_problems_are_one_row() -> None:
-    text = cluster_text(rows(5000), NOW_S, 100)
+    text = click.unstyle(cluster_text(rows(5000), NOW_S))
     assert "5000 nodes  nvidia" in text
     assert len(text.split("\n")) < 10
-    assert cluster_text(rows(0), NOW_S, 100) == "no node has a label of a known profile"
+    assert cluster_text(rows(0), NOW_S) == "no node has a label of a known profile"
