@@ -69,7 +69,8 @@ def field(path: str, value: Any, expected: str, server: str = "") -> Bad:
         entry = {**BESIDE.get(key, {}), **found}
         found = {key: [entry] if name.endswith("[0]") else entry}
     expected = expected if expected.startswith(":") else f", expected {expected}"
-    return Bad(f"{path}={value!r}"[:60], but(**found), f"spec.{path} is {value!r}{expected}", server)
+    shown = str(value).lower() if type(value) is bool else repr(value)
+    return Bad(f"{path}={value!r}"[:60], but(**found), f"spec.{path} is {shown}{expected}", server)
 
 
 NAME = "a name of lower-case letters, digits, '-' and '.' such as driver"
