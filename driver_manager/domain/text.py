@@ -110,12 +110,12 @@ def shortened(text: str, most: int) -> str:
     return f"{head.rstrip()}{GAP}{tail.lstrip()}".strip() if head or tail else f"{text[: most - 1]}…"
 
 
-_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def shown_length(text: str) -> int:
     """Columns of `text`: styles take none."""
-    return len(_STYLE.sub("", text))
+    return len(STYLE.sub("", text))
 
 
 def wrapped(line: str, columns: int, indent: int) -> list[str]:

@@ -25,11 +25,10 @@ from driver_manager.adapters.report.log import (
     size_of,
 )
 from driver_manager.domain.errors import Place
-from driver_manager.domain.text import one_line
+from driver_manager.domain.text import STYLE, one_line, shown_length
 
 ERASE_BELOW = "\x1b[J"
 HOME_AND_ERASE = "\x1b[H\x1b[2J"
-_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _PLAIN = "\x1b[0m"
 
 
@@ -63,14 +62,14 @@ class LiveScreen:
 
 def _cut(line: str, columns: int) -> str:
     """`line` cut to `columns`; styles take no columns."""
-    if len(_STYLE.sub("", line)) <= columns:
+    if shown_length(line) <= columns:
         return line
     left, found = columns - 1, ""
-    for part in re.split(f"({_STYLE.pattern})", line):
-        taken = part if _STYLE.fullmatch(part) else part[:left]
-        left -= 0 if _STYLE.fullmatch(part) else len(taken)
+    for part in re.split(f"({STYLE.pattern})", line):
+        taken = part if STYLE.fullmatch(part) else part[:left]
+        left -= shown_length(taken)
         found += taken
-    return f"{found}…{_PLAIN if _STYLE.search(line) else ''}"
+    return f"{found}…{_PLAIN if STYLE.search(line) else ''}"
 
 
 TICK_S = 0.5

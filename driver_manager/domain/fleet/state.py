@@ -451,7 +451,7 @@ def _prepared(text: str, revision: str, task: Task, limit_s: int, shows_plan: st
             "Add it as deploy/base/daemonset.yaml has it.",
         )
     container = {key: value for key, value in manager.items() if key not in ("resources", "restartPolicy")}
-    container |= _plan_command(manager, shows_plan) if shows_plan else _command(manager, task, revision)
+    container |= _command(manager, task, revision, shows_plan)
     # For a container that leaves no message: the command crashed, or the image lacks it.
     container["terminationMessagePolicy"] = "FallbackToLogsOnError"
     used = {one.get("name") for key in ("volumeMounts", "volumeDevices") for one in manager.get(key) or ()}
@@ -512,23 +512,18 @@ def _words(container: Mapping[str, Any]) -> list[str]:
     return [str(word) for key in ("command", "args") for word in container.get(key) or ()]
 
 
-def _command(container: Mapping[str, Any], task: Task, revision: str) -> Json:
-    words = _words(container)
-    at = words.index(RECONCILE)
-    command = {"command": words[:at]} if container.get("command") else {}
-    if task is Task.CLEAR:
-        return {**command, "args": [RECONCILE, *_without(words[at + 1 :], _FLAGS | _OUTPUT), "--clear-for", revision]}
-    kept = _without(words[at + 1 :], NOT_OF_PREFLIGHT | _OUTPUT)
-    # It runs beside the driver pod that will be replaced, whose processes have the device open.
-    return {**command, "args": ["preflight", *kept, "--driver-pod-leaves", "--output", "json"]}
-
-
-def _plan_command(container: Mapping[str, Any], form: str) -> Json:
-    """The same command with --dry-run, whose log is what a person reads."""
+def _command(container: Mapping[str, Any], task: Task, revision: str, form: str) -> Json:
+    """The command for `task`, or the same run with --dry-run, whose log a person reads in `form`."""
     words = _words(container)
     at = words.index(RECONCILE)
     command = {"command": words[:at]} if container.get("command") else {}
     kept = _without(words[at + 1 :], _FLAGS | _OUTPUT | {LOG_FORMAT.flag})
+    # Preflight and plan run beside the driver pod that will be replaced, whose processes have the device open.
+    if task is Task.CLEAR:
+        return {**command, "args": [RECONCILE, *kept, "--clear-for", revision]}
+    if not form:
+        kept = _without(words[at + 1 :], NOT_OF_PREFLIGHT | _OUTPUT)
+        return {**command, "args": ["preflight", *kept, "--driver-pod-leaves", "--output", "json"]}
     said = {DRIVER_POD_LEAVES.env: "true", LOG_FORMAT.env: "text"}
     env = [one for one in container.get("env") or () if one.get("name") not in said]
     env += [{"name": name, "value": value} for name, value in said.items()]
