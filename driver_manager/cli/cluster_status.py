@@ -21,6 +21,7 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import Values
 from driver_manager.domain.status import NodeOverview, overview
+from driver_manager.domain.swap.steps import as_json
 from driver_manager.domain.text import several, shortened, shown_length, spoken, wrapped
 from driver_manager.domain.wire import seconds_of
 
@@ -66,28 +67,13 @@ def _overviews(api: KubeApi, wanted: Mapping[str, Profile], now_s: float) -> Ite
 
 def _body(found: Sequence[NodeOverview]) -> Json:
     """The JSON form, which `schemas/cluster.schema.json` describes."""
-    states = Counter(one.state or "unknown" for one in found)
+    states = Counter(one.state.value if one.state is not None else "unknown" for one in found)
     return {
         "schemaVersion": schemas.VERSION,
         "total": len(found),
         "needAttention": sum(one.needs_attention for one in found),
         "states": dict(sorted(states.items())),
-        "nodes": [
-            {
-                "node": one.node,
-                "profile": one.profile,
-                "state": one.state or None,
-                "version": one.version or None,
-                "reason": one.reason,
-                "since": one.since or None,
-                "needsAttention": one.needs_attention,
-                "remedy": one.remedy,
-                "exitCode": one.exit_code,
-                "nodeReady": one.is_ready,
-                "cordoned": one.is_cordoned,
-            }
-            for one in found
-        ],
+        "nodes": as_json(found),
     }
 
 

@@ -403,34 +403,36 @@ LONG_S = 3600.0
 OFF_HOST = ManagerError("the host is not read", "Run `driver-manager status` on the node.")
 UNREAD = {ObservedPart.HOST: OFF_HOST}
 
-SEVERITY = (NodeState.HELD, NodeState.WEDGED, NodeState.FAILED, NodeState.REBOOT_REQUIRED, NodeState.UPGRADING)
-"""States in the order in which a person looks at them."""
+SEVERITY = (
+    *(NodeState.HELD, NodeState.WEDGED, NodeState.FAILED, NodeState.REBOOT_REQUIRED, NodeState.UPGRADING),
+    *(None, NodeState.READY),
+)
+"""States in the order in which a person looks at them; None for unknown."""
 
 
 class NodeOverview(Struct, frozen=True):
-    """A node with the driver of one profile. `state`, `version` and `since` are "" if the Node does not show them.
+    """A node with the driver of one profile; what the Node does not show is None.
 
-    `reason` is why it is in that state. `remedy` is "" if there is nothing to do. `exit_code` is that of the last run,
-    None if unknown. `is_ready` is the Node's condition. `needs_attention`: a person has to act.
+    `reason` is why it is in that state. `remedy` is "" if there is nothing to do. `exit_code` is that of the last run.
+    The names are those of the JSON form. `ready` is the Node's condition. `needs_attention`: a person has to act.
     """
 
     node: str
     profile: str
-    state: str
-    version: str
+    state: NodeState | None
+    version: str | None
     reason: str
-    since: str
+    since: str | None
     remedy: str
     exit_code: int | None
-    is_ready: bool
-    is_cordoned: bool
+    ready: bool
+    cordoned: bool
     needs_attention: bool
 
     @property
     def rank(self) -> tuple[object, ...]:
         """The key by which nodes are sorted: those that need attention first, the most serious state first."""
-        states = [*(state.value for state in SEVERITY), "", NodeState.READY.value]
-        return not self.needs_attention, states.index(self.state), self.profile, self.node
+        return not self.needs_attention, SEVERITY.index(self.state), self.profile, self.node
 
 
 def overview(node: Node, profile: Profile, now_s: float) -> NodeOverview:
@@ -453,13 +455,13 @@ def overview(node: Node, profile: Profile, now_s: float) -> NodeOverview:
     return NodeOverview(
         node=node.name,
         profile=profile.name,
-        state=first.state.value if first.state is not None else "",
-        version=node.labels.get(profile.keys.version, ""),
+        state=first.state,
+        version=node.labels.get(profile.keys.version) or None,
         reason="; ".join((*problems, first.why)),
-        since=first.since,
+        since=first.since or None,
         remedy=worst.remedy if worst is not None else "",
         exit_code=outcome.exit_code if outcome is not None else None,
-        is_ready=node.is_ready is not False,
-        is_cordoned=node.unschedulable,
+        ready=node.is_ready is not False,
+        cordoned=node.unschedulable,
         needs_attention=worst is not None or bool(problems),
     )
