@@ -122,7 +122,7 @@ def _process(launch: Launch, clock: LoopClock, log: LogForm, task: str = "") -> 
     def hand_over(task: Mapping[str, Any]) -> bytes:
         return lean.handed({**known, **task}, replace(log, termination_log=""))
 
-    return TaskProcess(Supervisor(clock), lean.child_argv(TASK), hand_over)
+    return TaskProcess(Supervisor(clock), lean.argv(TASK, 0), hand_over)
 
 
 def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publish:
@@ -155,11 +155,7 @@ def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publi
 def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
     """Listen on the metrics address; the functions that give each report to the endpoint. Raises ConfigError."""
     from driver_manager.adapters.host.notes import others_of  # noqa: PLC0415
-    from driver_manager.adapters.report.http import (  # noqa: PLC0415
-        Endpoint,
-        Heartbeat,
-        StatusServer,
-    )
+    from driver_manager.adapters.report.http import Endpoint, Heartbeat, StatusServer  # noqa: PLC0415
 
     policy = launch.policy
     longest_s = MUTE_S + EVIDENCE_S + REPORT_S + CLIENTS_S + 5 * (TERM_S + KILL_S)

@@ -50,7 +50,7 @@ def run(document: Mapping[str, Any], log: LogForm) -> int:
 def _cluster(document: Mapping[str, Any], log: LogForm) -> tuple[KubeCluster, LogReporter]:
     clock = SystemClock()
     # Retries are not logged: the result shows whether the task succeeded in the end.
-    reporter = LogReporter(clock.wall, as_json=log.as_json, level="error")
+    reporter = LogReporter(clock.wall, log, level="error")
     way = NodeWay(**document["way"])
     transport = InPod(Path(way.account), {SERVICE_HOST: way.host, SERVICE_PORT: way.port})
     return KubeCluster(transport, way.node, clock, reporter, API_BUDGET_S), reporter
@@ -82,8 +82,8 @@ def _mute(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
 class _Warned(LogReporter):
     """Keeps warnings for the result, as the standard error of these processes is not read."""
 
-    def __init__(self, wall: Callable[[], float], *, as_json: bool, level: str) -> None:
-        super().__init__(wall, as_json=as_json, level=level)
+    def __init__(self, wall: Callable[[], float], form: LogForm) -> None:
+        super().__init__(wall, form, level="error")
         self.warnings: list[str] = []
 
     def warn(self, text: str) -> None:
@@ -93,7 +93,7 @@ class _Warned(LogReporter):
 def _clients(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     cluster, _ = _cluster(document, log)
     profile, clock = decode_profile(document["profile"]), SystemClock()
-    reporter = _Warned(clock.wall, as_json=log.as_json, level="error")
+    reporter = _Warned(clock.wall, log)
     roots = HostRoots.from_document(document["roots"])
     rules = ClientRules.of(profile, selectors.parse(document["client_selector"]), whose(Path("/proc/self"))[0])
     notes = HostClientNotes(roots, profile, clock)

@@ -59,7 +59,7 @@ def become(target: str, document: Mapping[str, Any], log: LogForm) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, _argv(target, descriptor))  # noqa: S606  # no shell is wanted
+    os.execv(sys.executable, argv(target, descriptor))  # noqa: S606  # no shell is wanted
 
 
 def handed(document: Mapping[str, Any], log: LogForm, *, adopts: bool = False) -> bytes:
@@ -68,12 +68,8 @@ def handed(document: Mapping[str, Any], log: LogForm, *, adopts: bool = False) -
     return json.dumps({"path": path, "log": asdict(log), "adopts": adopts, "document": document}).encode()
 
 
-def child_argv(target: str) -> list[str]:
-    """The command line that runs `target` (module:function) in a child, whose standard input is `handed`."""
-    return _argv(target, 0)
-
-
-def _argv(target: str, descriptor: int) -> list[str]:
+def argv(target: str, descriptor: int) -> list[str]:
+    """The command line that runs `target` (module:function); `handed` is in the open file `descriptor`."""
     return [sys.executable, "-I", "-S", str(ENTRY), str(ENTRY.parents[2]), target, str(descriptor)]
 
 

@@ -299,7 +299,7 @@ def _log(values: Values, clock: SystemClock, *, lists_steps: bool) -> LogReporte
     if lists_steps and not form.as_json and values[settings.LOG_FORMAT] != "text" and is_capable(sys.stderr):
         from driver_manager.adapters.report.steps import StepList  # noqa: PLC0415  # rarely needed
 
-        return StepList(clock.monotonic, level=form.level, stream=sys.stderr, place=form.place)
+        return StepList(clock.monotonic, form, sys.stderr)
     return form.reporter(clock.wall)
 
 

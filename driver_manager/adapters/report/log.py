@@ -168,26 +168,16 @@ def outlet_of(stream: TextIO) -> Outlet | None:
 class LogReporter:
     """See `driver_manager.core.ports_base.Reporter`. `wall` gives seconds since the epoch.
 
-    `has_clock`: lines of text begin with the time, as in the log of a pod. Remedies are in the words of `place`.
+    `level` replaces the lowest level of `form`.
     """
 
-    def __init__(  # noqa: PLR0913  # all but the clock have names and are about the form
-        self,
-        wall: Callable[[], float],
-        *,
-        as_json: bool,
-        level: str,
-        stream: TextIO | None = None,
-        place: Place = Place.POD,
-        has_clock: bool = True,
+    def __init__(
+        self, wall: Callable[[], float], form: LogForm, *, level: str = "", stream: TextIO | None = None
     ) -> None:
-        self._wall = wall
-        self._place = place
-        self._has_clock = has_clock
-        self._json = as_json
-        self._least = LEVELS.index(level)
+        self._wall, self._form, self._has_clock = wall, form, form.has_clock
+        self._least = LEVELS.index(level or form.level)
         self._stream = stream if stream is not None else sys.stderr
-        self._paints = not as_json and has_colour(self._stream)
+        self._paints = not form.as_json and has_colour(self._stream)
         self._is_writing = False
 
     def step(self, number: int, total: int, text: str) -> None:
@@ -215,14 +205,14 @@ class LogReporter:
     def _write(self, level: str, text: str, **fields: Any) -> None:
         if LEVELS.index(level) < self._least:
             return
-        self._emit(self._line(level, at_place(text, self._place), **fields))
+        self._emit(self._line(level, at_place(text, self._form.place), **fields))
 
     def _line(self, level: str, text: str, **fields: Any) -> str:
-        text = text if self._json else one_line(text)  # JSON escapes control characters itself
+        text = text if self._form.as_json else one_line(text)  # JSON escapes control characters itself
         # Not datetime: its import takes a third of a MiB, for a loop that prints a line a day.
         seconds, ms = divmod(int(self._wall() * 1000), 1000)
         now = time.gmtime(seconds)
-        if self._json:
+        if self._form.as_json:
             at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', now)}.{ms:03d}+00:00"
             return json_text({"time": at, "level": level, "message": text, **fields}) + "\n"
         if self._has_clock:
@@ -257,7 +247,7 @@ class LogReporter:
 class LogForm(Struct, frozen=True):
     """The form of a command's log: JSON lines or text, the lowest level, and the path of the termination log.
 
-    `place` and `has_clock`: see LogReporter.
+    Remedies are in the words of `place`. `has_clock`: lines of text begin with the time, as in the log of a pod.
     """
 
     as_json: bool
@@ -274,14 +264,12 @@ class LogForm(Struct, frozen=True):
         as_json = wanted == "json" or (wanted != "text" and in_background)
         return cls(as_json, level, termination_log, Place.POD if in_background else typed_in, is_of_pods)
 
-    def reporter(self, wall: Callable[[], float], level: str = "") -> LogReporter:
-        return LogReporter(
-            wall, as_json=self.as_json, level=level or self.level, place=self.place, has_clock=self.has_clock
-        )
+    def reporter(self, wall: Callable[[], float]) -> LogReporter:
+        return LogReporter(wall, self)
 
     def fail(self, wall: Callable[[], float], code: ExitCode, what: str, remedy: str) -> int:
         """Log `what` and the remedy, and write both into the termination log; the exit code."""
-        log = self.reporter(wall, "error")
+        log = LogReporter(wall, self, level="error")
         log.error(what, exit_code=int(code))
         if remedy:
             log.advise(remedy)

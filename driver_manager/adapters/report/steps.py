@@ -19,12 +19,12 @@ from driver_manager.adapters.report.log import (
     GREEN,
     LEVELS,
     RED,
+    LogForm,
     LogReporter,
     for_terminal,
     painted,
     size_of,
 )
-from driver_manager.domain.errors import Place
 from driver_manager.domain.text import STYLE, one_line, shown_length
 
 ERASE_BELOW = "\x1b[J"
@@ -84,11 +84,9 @@ class _CurrentStep(Struct, frozen=True):
 class StepList(LogReporter):
     """See `driver_manager.core.ports_base.Reporter`. Call `ended` after the last step."""
 
-    def __init__(
-        self, monotonic: Callable[[], float], *, level: str, stream: TextIO, place: Place = Place.LAPTOP
-    ) -> None:
-        super().__init__(monotonic, as_json=False, level=level, stream=stream, place=place, has_clock=False)
-        self._monotonic = monotonic
+    def __init__(self, monotonic: Callable[[], float], form: LogForm, stream: TextIO) -> None:
+        super().__init__(monotonic, form, stream=stream)
+        self._monotonic, self._has_clock = monotonic, False
         is_unicode = (stream.encoding or "").lower().startswith("utf")
         self._done, self._failed, self._now = UNICODE_MARKS if is_unicode else ASCII_MARKS
         self._current: _CurrentStep | None = None

@@ -16,7 +16,7 @@ import pytest
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.adapters.report.log import LogReporter
+from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.domain.errors import ApiRefused, Conflict, ManagerError, NodeMissing, WatchExpired
 from driver_manager.domain.journal import Journal, Owner, encode
 from driver_manager.domain.node import NodeChange, PodEvent, PodEventKind
@@ -43,7 +43,7 @@ class Target:
         """The adapter for `node`, with a retry budget of so many seconds, half of which one answer may take."""
         clock = SystemClock()
         way = self.refused_way if refused else self.way
-        return KubeCluster(way(), node, clock, LogReporter(clock.wall, as_json=True, level="error"), budget_s)
+        return KubeCluster(way(), node, clock, LogReporter(clock.wall, LogForm(as_json=True, level="error")), budget_s)
 
     def make_node(self) -> str:
         """A new node with one deploy label and one annotation of somebody else; its name."""

@@ -34,7 +34,7 @@ from tests.support.fakes.pace import patient
 
 
 def reporter(stream: TextIO, *, as_json: bool = False, level: str = "debug") -> LogReporter:
-    return LogReporter(lambda: 1_700_000_000.25, as_json=as_json, level=level, stream=stream)
+    return LogReporter(lambda: 1_700_000_000.25, LogForm(as_json, level), stream=stream)
 
 
 def test_text_has_time_level_and_words() -> None:

@@ -13,6 +13,7 @@ import pytest
 from driver_manager.adapters.report import steps as report_steps
 from driver_manager.adapters.report.log import (
     ERASE_LINE,
+    LogForm,
     LogReporter,
     allows_colour,
     has_colour,
@@ -50,7 +51,7 @@ class Listed(StepList):
     def __init__(self, level: str = "info", encoding: str = "utf-8") -> None:
         self.screen, self.now_s = Screen(), 100.0
         self.screen.encoding = encoding
-        super().__init__(lambda: self.now_s, level=level, stream=self.screen)
+        super().__init__(lambda: self.now_s, LogForm(as_json=False, level=level), self.screen)
 
     @property
     def shown(self) -> list[str]:
@@ -168,10 +169,10 @@ def test_in_a_terminal_an_error_is_red_in_plain_lines_too(
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
     screen = Screen()
-    LogReporter(lambda: 0.0, as_json=False, level="info", stream=screen).error("no")
+    LogReporter(lambda: 0.0, LogForm(as_json=False), stream=screen).error("no")
     assert screen.getvalue().endswith(f"{line}\n")
     screen.truncate(0)
-    LogReporter(lambda: 0.0, as_json=True, level="info", stream=screen).error("no")
+    LogReporter(lambda: 0.0, LogForm(as_json=True), stream=screen).error("no")
     assert "\x1b" not in screen.getvalue()
 
 
