@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -289,11 +289,10 @@ def _one(node: Json, now_s: float) -> str:
 def _groups(body: Json, place: NodePhase) -> list[str]:
     found = by_reason((node["node"], node["reason"]) for node in body["nodes"] if node["place"] == place.value)
     above = body["message"]
-    return [f"{_many(names)}: {'as above' if why in above else why}" for why, names in found]
-
-
-def _many(names: Sequence[str]) -> str:
-    return several(names) if len(names) == 1 else f"{several(names)} ({len(names)})"
+    return [
+        f"{several(names)}{f' ({len(names)})' if len(names) > 1 else ''}: {'as above' if why in above else why}"
+        for why, names in found
+    ]
 
 
 def _named(revision: Json) -> str:

@@ -15,8 +15,8 @@ from msgspec.structs import asdict, replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.parsers import PARSERS, SHOWS_USE
+from driver_manager.domain.profile import AUTO as AUTO
 from driver_manager.domain.profile import (
-    AUTO,
     PREFIXED_KEY,
     ChangeBy,
     LoadScope,
@@ -27,8 +27,8 @@ from driver_manager.domain.profile import (
     Profile,
     RootsNeeded,
     Strategy,
-    may_pause,
 )
+from driver_manager.domain.profile import may_pause as may_pause
 from driver_manager.domain.schema import TOML, Problem, Reader
 from driver_manager.domain.text import one_line
 
@@ -186,19 +186,6 @@ def _placed(problems: Iterable[Problem], text: str) -> tuple[Problem, ...]:
 
     return tuple(replace(one, line=line_of(one.key)) for one in problems)
 
-
-__all__ = [
-    "AUTO",
-    "MAX_FILE_BYTES",
-    "builtin",
-    "is_labelled",
-    "known",
-    "may_pause",
-    "parse",
-    "pick",
-    "read",
-    "read_file",
-]
 
 MAX_FILE_BYTES = 256 * 1024
 

@@ -196,7 +196,7 @@ class SandboxFleet:
         self.scenario = scenario
         self.profile = profile
         self.store = Store()
-        self.kubeconfig, self.kubectl_config = folder / "kubeconfig", folder / "kubectl-config"
+        self.kubeconfig = folder / "kubeconfig"
         self.tree = HostTree(folder / "host", folder / "bin", profile)
         self.starter = DriverStarter(self)
         self._say = say
@@ -207,9 +207,8 @@ class SandboxFleet:
         tree.serve(ROOT, scenario.old.version, scenario.old.digest)
         with ExitStack() as stack:
             self.server = stack.enter_context(ApiServer(self.store))
-            for path, in_address in ((self.kubeconfig, False), (self.kubectl_config, True)):
-                path.touch(mode=0o600)
-                path.write_text(json.dumps(self.server.kubeconfig(in_address=in_address)))
+            self.kubeconfig.touch(mode=0o600)
+            self.kubeconfig.write_text(json.dumps(self.server.kubeconfig(in_address=True)))
             for name in scenario.nodes:
                 self.store.create("nodes", self._node(name))
             for name in OPERANDS:
@@ -242,7 +241,6 @@ class SandboxFleet:
         return {hash_of(body["spec"]["template"]): version for version, body in bodies.items()}
 
     def status(self) -> Obj:
-        """The rollout's status."""
         status: Obj = self.store.get(PLURAL, DRIVER, self.namespace).get("status") or {}
         return status
 
@@ -253,7 +251,7 @@ class SandboxFleet:
 
     def environment(self) -> dict[str, str]:
         """The environment of the commands that a person runs: that of the canary's driver pod, and for kubectl."""
-        return environment(self.tree, self.kubectl_config, self.scenario.canary, {"OPERATOR_NAMESPACE": self.namespace})
+        return environment(self.tree, self.kubeconfig, self.scenario.canary, {"OPERATOR_NAMESPACE": self.namespace})
 
     def _offer(self) -> None:
         """Let people set a release with the command `new-driver`."""
@@ -532,15 +530,12 @@ class FleetWatcher(Controller):
     def _news(self, now: Picture) -> list[str]:
         at_s = time.monotonic() - self._begun_s
         before = {row.node: row for row in self.picture.rows}
-        news = [_line_of(row) for row in now.rows if row.differs(before.get(row.node))]
+        changed = (row.cells for row in now.rows if row.differs(before.get(row.node)))
+        news = ["  ".join(map(str.ljust, cells, (8, 8, 21, 7, 0))) for cells in changed]
         if now.headline != self.picture.headline:
             news.append(now.headline)
         self.timeline += [Happening(at_s, line) for line in news]
         return [f"{at_s:6.2f} s  {line}" for line in news]
-
-
-def _line_of(row: NodeRow) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(row.cells, (8, 8, 21, 7, 0), strict=False))
 
 
 def run_fleet_scenario(

@@ -693,7 +693,6 @@ class Machine:
         self._loops: list[Process] = []
 
     def serve_old(self) -> None:
-        """Load the old driver."""
         self.tree.serve(ASCEND_ROOT, OLD_FIRMWARE, OLD_DIGEST)
 
     def start(self, command: list[str], env: dict[str, str]) -> None:

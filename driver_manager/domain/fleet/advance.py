@@ -94,10 +94,6 @@ def _node(standing: NodeStatus, view: View) -> NodeView:
     return NodeView(name, verdict.place, standing.wave, reason, since_s, preflight, member.node.uid, is_restarted)
 
 
-def _aside_words(view: View) -> Caption | None:
-    return view.seen.hold if view.seen.is_aside else None
-
-
 def _complete(view: View) -> Caption | None:
     """The rollout does not wait for excluded nodes."""
     if any(view.by_place[place] for place in (NodePhase.WAITING, NodePhase.UNDER_WAY, NodePhase.FAILED)):
@@ -128,10 +124,8 @@ def _held(view: View) -> Caption | None:
 
 def _at_work(view: View) -> Caption | None:
     """A node is under way or starts now; the message also names the nodes for which requests fail."""
-    under_way, blocked = (
-        [one.member.node.name for one in view.by_place[NodePhase.UNDER_WAY]],
-        view.seen.terms.fleet.blocked,
-    )
+    under_way = [one.member.node.name for one in view.by_place[NodePhase.UNDER_WAY]]
+    blocked = view.seen.terms.fleet.blocked
     names = [*under_way, *(act.node for act in view.starts.acts)]
     if not names:
         return None
@@ -150,10 +144,6 @@ def _gated(view: View) -> Caption | None:
     return Caption(gate.phase, "Soaking" if gate.phase is Phase.SOAKING else "ApprovalRequired", gate.text)
 
 
-def _window_words(view: View) -> Caption | None:
-    return view.seen.hold if view.by_place[NodePhase.WAITING] else None
-
-
 def _preflight(view: View) -> Caption | None:
     checks = view.checks
     if checks.blocked:
@@ -161,10 +151,6 @@ def _preflight(view: View) -> Caption | None:
     if not checks.reasons:
         return None
     return Caption(Phase.PROGRESSING, "Preflight", f"preflight of the nodes that are next: {checks.progress}")
-
-
-def _never(view: View) -> Caption | None:
-    return Caption(Phase.STALLED, "UnitTooLarge", view.starts.never) if view.starts.never else None
 
 
 def _blocked(view: View) -> Caption | None:
@@ -208,14 +194,14 @@ def _without_pod(view: View) -> Caption | None:
 
 
 OUTLOOK_GUARDS: tuple[Callable[[View], Caption | None], ...] = (
-    _aside_words,
+    lambda view: view.seen.hold if view.seen.is_aside else None,
     _complete,
     _held,
     _at_work,
     _gated,
-    _window_words,
+    lambda view: view.seen.hold if view.by_place[NodePhase.WAITING] else None,
     _preflight,
-    _never,
+    lambda view: Caption(Phase.STALLED, "UnitTooLarge", view.starts.never) if view.starts.never else None,
     _blocked,
     _short_of_nodes,
     _not_whole,

@@ -643,7 +643,6 @@ def _attempt(member: Member, record: NodeRecord) -> str:
 
 
 def gates_by_node(pods: Iterable[GatePod], names: Container[str]) -> dict[str, list[GatePod]]:
-    """The pods on the nodes `names`."""
     found: dict[str, list[GatePod]] = {}
     for pod in pods:
         if pod.node in names:

@@ -160,10 +160,6 @@ def _duration(least_s: int) -> Rule:
     )
 
 
-def _percent(text: str) -> Amount:
-    return Amount(int(text.removesuffix("%")), is_percent=True)
-
-
 def _zone_of_the_caller(name: str) -> tzinfo | None:
     raise NotImplementedError(f"{name}: read() passes the parser, as time zones are files")
 
@@ -171,7 +167,7 @@ def _zone_of_the_caller(name: str) -> tzinfo | None:
 AMOUNT = Rule(
     "a whole number from 1, or a percent such as 10%",
     "([1-9][0-9]?|100)%",
-    parse=_percent,
+    parse=lambda text: Amount(int(text.removesuffix("%")), is_percent=True),
     or_number=True,
     least=1,
     most=MAX_NODES,

@@ -512,12 +512,8 @@ def _reports_dram(board: str, firmwares: Any) -> bool:
 EXIT_STATUS = "exit-status"
 
 
-def _exit_status(_out: str, _count: int) -> Listing:
-    return Listing()
-
-
 PARSERS: dict[str, Parser] = {
-    EXIT_STATUS: _exit_status,
+    EXIT_STATUS: lambda _out, _count: Listing(),
     "amd-smi-list": _json(amd_smi_listing),
     "furiosa-smi": _json(furiosa_smi_status),
     "hl-smi": hl_smi_query,
