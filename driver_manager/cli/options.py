@@ -16,15 +16,7 @@ import click
 from driver_manager.adapters.report.log import allows_colour, columns_of, for_terminal, outlet_of
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.settings import (
-    DRIVER_LOAD,
-    DRIVER_PROFILE,
-    HEADINGS,
-    ONLY_VARIABLES,
-    AnySetting,
-    SettingKind,
-    Values,
-)
+from driver_manager.domain.settings import DRIVER_PROFILE, HEADINGS, ONLY_VARIABLES, AnySetting, SettingKind, Values
 from driver_manager.domain.text import (
     json_text,
     parse_duration,
@@ -177,20 +169,6 @@ class Flag(click.types.BoolParamType):
             self.fail(f"{value!r} is neither true nor false", param, ctx)
 
 
-class LoaderChoice(click.Choice[str]):
-    """Values of DRIVER_LOAD. `kmm`, which an older version had, is refused with what to set instead."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value == "kmm":
-            self.fail(
-                "the hand-off to KMM was removed. Set DRIVER_LOAD=none and DRIVER_VERSION: KMM evicts and loads, and a "
-                "run compares and reports.",
-                param,
-                ctx,
-            )
-        return super().convert(value, param, ctx)
-
-
 def styled(text: str, **style: Any) -> str:
     """`text` in a style, plain if NO_COLOR is set or the terminal is dumb. Without a terminal click drops styles."""
     return click.style(text, **style) if allows_colour() else text
@@ -208,7 +186,7 @@ def _type_of(setting: AnySetting) -> Any:
         case SettingKind.DURATION:
             return Duration()
         case SettingKind.CHOICE:
-            return LoaderChoice(setting.choices) if setting is DRIVER_LOAD else click.Choice(setting.choices)
+            return click.Choice(setting.choices)
         case SettingKind.COUNT:
             return click.IntRange(min=1)
         case SettingKind.FLAG:

@@ -177,11 +177,6 @@ def test_each_setting_changes_the_policy_in_a_way_of_its_own(
     assert [one.env for one, two in itertools.combinations(told_by, 2) if told_by[one] == told_by[two]] == []
 
 
-def test_kmm_as_loader_is_refused_with_what_to_set_instead() -> None:
-    with pytest.raises(click.UsageError, match="Set DRIVER_LOAD=none and DRIVER_VERSION"):
-        told({"DRIVER_LOAD": "kmm"})
-
-
 def test_a_driver_version_counts_only_where_the_host_loads() -> None:
     """The operators' driver pods have the variable, and a change of it alone is no other wish of a run."""
     loaders = ("container", "manager", "none")
