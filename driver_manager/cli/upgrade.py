@@ -211,11 +211,16 @@ class NodeUpgrade(Struct):
 
     # Follow
 
-    def follow(self, before: NodeBefore) -> UpgradeEnd:
-        """The result of the run on the new pod. Raises UpgradeUnended, Terminated, and ApiRefused."""
+    def follow(self, before: NodeBefore, old: tuple[NodeDriver, ...]) -> UpgradeEnd:
+        """The result of the run on the pod after the `old` ones. Raises UpgradeUnended, Terminated, and ApiRefused.
+
+        Raises Conflict if their DaemonSet is deleted: no pod comes.
+        """
         seen, since_s = "", None
         while True:
             driver, node = current(self.asked(self.drivers)), self.asked(self.node)
+            if driver is None:
+                self.asked(functools.partial(self.desk.scene, old, self.profile.keys))
             uid = driver.pod.uid if driver is not None and driver.pod.uid != before.pod else ""
             if seen and uid and uid != seen:
                 self.log.warn(f"the new driver pod was replaced by {driver}: following that")
@@ -343,7 +348,7 @@ def run_upgrade(upgrade: NodeUpgrade, *, waits: bool) -> UpgradeReport:
         report.what = "the driver pod is evicted" if is_evicted else "the driver pod is being replaced already"
         report.what += f", and the new one's run upgrades the node; {follow}"
         if waits:
-            report.result = upgrade.follow(before)
+            report.result = upgrade.follow(before, scene.pods)
         return report
 
 

@@ -803,7 +803,7 @@ class KubeNodeDesk:
             path = one(FactKind.DAEMON_SETS, name, namespace)
             body = self._api.call("GET", path, "get daemonsets.apps", passing=frozenset({NOT_FOUND}))
         except Answer as answer:
-            raise Conflict(f"DaemonSet {namespace}/{name} is gone", "Nothing was changed; check it again.") from answer
+            raise Conflict(f"DaemonSet {namespace}/{name} is gone", "Apply it again, then run again.") from answer
         daemon_set = understood(as_daemon_set, body)
         read = readers(keys, self._zones)
 

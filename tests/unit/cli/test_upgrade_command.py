@@ -16,6 +16,7 @@ from driver_manager.cli.upgrade import NodeUpgrade, run_upgrade
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import (
     ApiUnavailable,
+    Conflict,
     EvictionRefused,
     ExitCode,
     PreflightFailed,
@@ -210,6 +211,18 @@ def test_a_node_whose_driver_pod_may_not_be_evicted_is_not_cleared(desk: FakeDes
     with pytest.raises(EvictionRefused, match="disruption budget"):
         run_upgrade(upgrade_of(desk, "nvidia", 60.0), waits=True)
     assert desk.done == []
+
+
+def test_no_pod_is_awaited_of_a_daemon_set_that_is_gone(desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scene(pods: tuple[NodeDriver, ...], keys: object) -> NodeScene:
+        if not desk.pods:
+            raise Conflict("DaemonSet npu/driver is gone", "")
+        return FakeDesk.scene(desk, pods, keys)
+
+    monkeypatch.setattr(desk, "scene", scene)
+    with pytest.raises(Conflict, match="is gone"):
+        run_upgrade(upgrade_of(desk), waits=True)
+    assert desk.done == ["evict driver-a-before: accepted"]
 
 
 @pytest.mark.parametrize("code", [None, 137])
