@@ -125,8 +125,8 @@ class Library:
             answer = _Response(response, is_whole=not request.stream)
         except (HTTPError, OSError, TooLarge) as error:
             server = urlsplit(configuration.host)
-            port = str(server.port or 443)
-            raise _unreachable(error, proxy_for(server.hostname or "", port, os.environ)) from error
+            host, port = server.hostname or "", str(server.port or 443)
+            raise _unreachable(error, f"{host}:{port}", proxy_for(host, port, os.environ)) from error
         if answer.status in (UNAUTHENTICATED, FORBIDDEN) and not (authorization or configuration.cert_file):
             answer.close()
             raise ConfigError("the API server requires credentials, and the kubeconfig has none", _NO_CREDENTIALS)
@@ -306,9 +306,9 @@ def _authorization(configuration: Any, limit_s: float) -> dict[str, str]:
     return {"Authorization": token} if token else {}
 
 
-def _unreachable(error: Exception, proxy: str) -> Unreachable:
+def _unreachable(error: Exception, server: str, proxy: str) -> Unreachable:
     reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
     doubt = next((arg for arg in reason.args if isinstance(arg, ssl.SSLCertVerificationError)), None)
     if isinstance(reason, NewConnectionError):
-        return Unreachable(f"cannot connect: {str(reason).rpartition(': ')[2]}", doubt, proxy)
+        return Unreachable(f"cannot connect to {server}: {str(reason).rpartition(': ')[2]}", doubt, proxy)
     return Unreachable(f"{type(reason).__name__}: {reason}".splitlines()[0][:200], doubt, proxy)

@@ -270,7 +270,7 @@ class InPod:
                 doubt = error if isinstance(error, ssl.SSLCertVerificationError) else None
                 raise Unreachable(_why(error), doubt) from error
             if isinstance(error, OSError):
-                raise Unreachable(f"cannot connect: {error}") from error
+                raise Unreachable(f"cannot connect to {self._host}:{self._port}: {error}") from error
             raise
         return connection
 
