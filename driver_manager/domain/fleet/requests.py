@@ -155,6 +155,7 @@ def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
     other = sum(one.member.pod is not None and one.member.pod.revision != found for one in seen.standings)
     those = "1 node runs" if other == 1 else f"{other} nodes run"
     did = f"goes back from revision {target} to {found} by the same rules; {those} another revision now"
+    did += "; paused: `rollout resume` starts it" if fleet.policy.paused else ""
     text = f"{wish}:{found}" if to else wish
     return Request((did,), replace(fleet, wishes=wishes), annotations={UNDO: text})
 

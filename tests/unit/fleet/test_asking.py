@@ -206,6 +206,8 @@ def test_undo_leads_to_the_last_good_revision_and_says_so() -> None:
     assert request.did == ("goes back from revision new to old by the same rules; 2 nodes run another revision now",)
     after = outlook_after(request, NOW_S)
     assert (after.phase, after.reason) == (Phase.HALTED, "Undoing")
+    paused = replace(failed(), policy=replace(failed().policy, paused=True))
+    assert request_undo(paused, NOW_S, "", "wish-1").did[0].endswith("now; paused: `rollout resume` starts it")
 
 
 @pytest.mark.parametrize("to", [OLD, "1", "driver-old"])
