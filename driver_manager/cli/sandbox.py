@@ -210,6 +210,7 @@ def _play_scenario(scenario: Scenario, screen: FleetScreen, *, wants_shell: bool
                 "driver-manager holders",
                 "driver-manager restore --dry-run",
                 "FORCE_REINSTALL=true driver-manager reconcile-driver-state",
+                *scenario.tries,
             )
             title = f"{NODE} is up until you leave this shell; driver-manager and kubectl work on it"
             _open_shell(title, lines, screen, env)
@@ -239,6 +240,7 @@ def _open_fleet_shell(scenario: FleetScenario, screen: FleetScreen, env: Mapping
         ("driver-manager rollout status --watch", "Ctrl-C ends it; the last wave waits for your approval"),
         ("driver-manager rollout approve", "the last wave starts"),
         ("driver-manager rollout pause", "nodes that have started are completed; resume continues"),
+        (f"driver-manager upgrade {scenario.nodes[-1]} --wait", "while the rollout is paused: this node alone"),
         (f"new-driver {bad}", "it does not start again: a revision that failed waits for retry --revision"),
     )
     title = f"{len(scenario.nodes)} nodes and the controller are up until you leave this shell; try"
@@ -255,7 +257,7 @@ def _show(report: ScenarioReport, screen: FleetScreen) -> None:
         screen.line(row)
     screen.line("")
     codes = ", ".join("killed" if code < 0 else str(code) for code in report.exit_codes)
-    ended = f"exit code {codes}; " if codes else ""
+    ended = f"exit code{'s' * (len(report.exit_codes) > 1)} {codes}; " if codes else ""
     screen.line(f"{ended}{report.requests} API requests (events apart) in {report.seconds:.1f} s")
     for problem in report.problems:
         screen.line(f"NOT AS EXPECTED: {problem}")

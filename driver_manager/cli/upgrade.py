@@ -187,7 +187,8 @@ class NodeUpgrade(Struct):
             why = pod.why_waiting or why
             if pod.exit_code is not None or pod.has_ended or is_enough(pod):
                 return pod, why
-            self._wait(f"pod {self.namespace}/{name} {doing}{': ' if pod.why_waiting else ''}{pod.why_waiting}")
+            waits = f": {pod.why_waiting}" if pod.why_waiting else ""
+            self._wait(f"waits for pod {self.namespace}/{name}, which {doing}{waits}")
 
     def _task_pod(self, name: str) -> TaskPod | None:
         return self.asked(lambda: self.desk.task_pod(self.namespace, name))

@@ -187,7 +187,7 @@ def umount(tree: Path, arguments: list[str]) -> int:
 
 
 def systemctl(tree: Path, arguments: list[str]) -> int:
-    """Start or stop a service, which has a cgroup while it runs. Record a reboot for the scenario."""
+    """Start a service, which has a cgroup while it runs; stop it and its processes; or record a reboot."""
     verb, name = arguments[0], arguments[-1]
     if verb == "reboot":
         (tree / REBOOT_ASKED).touch()
@@ -195,8 +195,14 @@ def systemctl(tree: Path, arguments: list[str]) -> int:
     group = tree / "sys/fs/cgroup/system.slice" / name
     if verb == "start":
         group.mkdir(parents=True, exist_ok=True)
-    elif group.is_dir():
+        return 0
+    if group.is_dir():
         group.rmdir()
+    for member in (tree / "proc").glob("[0-9]*/cgroup"):
+        if member.read_text() == f"0::/system.slice/{name}\n":
+            device = str((member.parent / "fd/3").readlink()).removeprefix("/dev/")
+            remove(member.parent)
+            count(tree / "sys/module" / next(one for one, of in DEVICES.items() if of == device), -1)
     return 0
 
 

@@ -151,7 +151,7 @@ class Scenario(NamedScenario, frozen=True):
     `labels` are extra node labels, `changed_labels` the expected changes. `shows` is the expected state label, None for
     none. `restarts` are the clients that are restarted once, as namespace/DaemonSet. `devices_after` is the expected
     driver of all devices on `bus`. `kernel` is the expected kernel log (empty: not checked). `asks` is a command that
-    runs at the end, with its options.
+    runs at the end, with its options. `tries` are commands that only this scenario's shell names.
     """
 
     prepare: Prepare = _host()
@@ -171,6 +171,7 @@ class Scenario(NamedScenario, frozen=True):
     restarts: tuple[str, ...] = ()
     kernel: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
+    tries: tuple[str, ...] = ()
 
 
 ASKS = ("status", "--probe")
@@ -294,6 +295,7 @@ SCENARIOS = {
             OLD,
             env=_IMPATIENT,
             shows=NodeState.FAILED,
+            tries=("systemctl stop trainer.service",),
         ),
         Scenario(
             "clients",

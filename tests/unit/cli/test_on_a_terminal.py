@@ -134,7 +134,8 @@ def test_in_a_pipe_each_step_is_a_line() -> None:
 @pytest.mark.submission
 @pytest.mark.shares(3)
 def test_in_the_shell_the_commands_find_the_node_as_the_scenario_left_it() -> None:
-    given = "driver-manager status\ndriver-manager holders\ndriver-manager restore --dry-run\necho left: $?\nexit 7\n"
+    given = "driver-manager status\ndriver-manager holders\ndriver-manager restore --dry-run\necho left: $?\n"
+    given += "systemctl stop trainer.service\ndriver-manager holders\nexit 7\n"
     done = sandbox("held-device", "--shell", given=given)
     scenario, _, shell = done.stdout.partition("is up until you leave this shell")
     assert "as expected: " in scenario
@@ -142,6 +143,7 @@ def test_in_the_shell_the_commands_find_the_node_as_the_scenario_left_it() -> No
     assert re.search(r"^failed since .*: exit 4: the device is in use", shell, re.MULTILINE), done.stdout + done.stderr
     assert re.search(r"^4242 +trainer +/dev/rbln0 +open", shell, re.MULTILINE)
     assert "left: 0" in shell
+    assert "no process uses the device" in shell.partition("left: 0")[2], "the service was stopped as the remedy tells"
     assert done.returncode == 0, "the shell's own exit status does not matter"
 
 
@@ -150,6 +152,7 @@ rollout() { driver-manager rollout "$@"; }
 until_it_says() { until rollout status | tee last | grep -q "$1"; do :; done; head -n 1 last; }
 runs() { driver-manager status -o json | grep '"ended"'; }
 cd "$HOST_ROOT"; rollout status; echo code $?; before=$(runs)
+driver-manager upgrade node-02 --dry-run 2> /dev/null
 rollout retry node-01; while test "$(runs)" = "$before"; do :; done; until_it_says '1 failed'; echo again
 rollout undo; until_it_says '12 updated'; rollout status --watch; rollout history
 new-driver; new-driver 2.0.1; rollout pause; until_it_says Paused; rollout resume; until_it_says WaitingForApproval
@@ -159,8 +162,8 @@ new-driver 2.0.0; until_it_says FailedBefore
 
 
 IN_ORDER = (
-    *("Halted (NodesFailed)", "code 12", "node-01 is retried", "Halted (NodesFailed)", "again", "goes back"),
-    *("Complete: ", "REVISION", "Paused: ", "resumed", "WaitingForApproval", "Complete: ", "FailedBefore"),
+    *("Halted (NodesFailed)", "code 12", "make no plan", "node-01 is retried", "Halted (NodesFailed)", "again"),
+    *("goes back", "Complete: ", "REVISION", "Paused: ", "resumed", "WaitingForApproval", "Complete: ", "FailedBefore"),
 )
 
 
