@@ -94,6 +94,10 @@ def _node(standing: NodeStatus, view: View) -> NodeView:
     return NodeView(name, verdict.place, standing.wave, reason, since_s, preflight, member.node.uid, is_restarted)
 
 
+def _aside_words(view: View) -> Caption | None:
+    return view.seen.hold if view.seen.is_aside else None
+
+
 def _complete(view: View) -> Caption | None:
     """The rollout does not wait for excluded nodes."""
     if any(view.by_place[place] for place in (NodePhase.WAITING, NodePhase.UNDER_WAY, NodePhase.FAILED)):
@@ -144,6 +148,10 @@ def _gated(view: View) -> Caption | None:
     return Caption(gate.phase, "Soaking" if gate.phase is Phase.SOAKING else "ApprovalRequired", gate.text)
 
 
+def _window_words(view: View) -> Caption | None:
+    return view.seen.hold if view.by_place[NodePhase.WAITING] else None
+
+
 def _preflight(view: View) -> Caption | None:
     checks = view.checks
     if checks.blocked:
@@ -151,6 +159,10 @@ def _preflight(view: View) -> Caption | None:
     if not checks.reasons:
         return None
     return Caption(Phase.PROGRESSING, "Preflight", f"preflight of the nodes that are next: {checks.progress}")
+
+
+def _never(view: View) -> Caption | None:
+    return Caption(Phase.STALLED, "UnitTooLarge", view.starts.never) if view.starts.never else None
 
 
 def _blocked(view: View) -> Caption | None:
@@ -194,14 +206,14 @@ def _without_pod(view: View) -> Caption | None:
 
 
 OUTLOOK_GUARDS: tuple[Callable[[View], Caption | None], ...] = (
-    lambda view: view.seen.hold if view.seen.is_aside else None,
+    _aside_words,
     _complete,
     _held,
     _at_work,
     _gated,
-    lambda view: view.seen.hold if view.by_place[NodePhase.WAITING] else None,
+    _window_words,
     _preflight,
-    lambda view: Caption(Phase.STALLED, "UnitTooLarge", view.starts.never) if view.starts.never else None,
+    _never,
     _blocked,
     _short_of_nodes,
     _not_whole,
