@@ -22,29 +22,7 @@ from driver_manager.domain.outage import OutagePart
 from driver_manager.domain.pci import Binding, PciFunction, encode_bindings, is_vfio
 from driver_manager.domain.pods.workloads import ClientRules, PodAction, Workload, clients
 from driver_manager.domain.profile import Strategy, unload_order, users, users_of
-from driver_manager.domain.swap.steps import (
-    BindToVfio,
-    DeviceStep,
-    FlipRoot,
-    KeepBindings,
-    KeepRoot,
-    LoadModules,
-    LoadVfio,
-    MakeVirtualFunctions,
-    ModuleStep,
-    OverrideDrivers,
-    RecordDigest,
-    RemoveArtifacts,
-    RemoveConflicting,
-    RemoveVirtualFunctions,
-    ReturnDevices,
-    RootStep,
-    SetFirmwarePath,
-    StopServices,
-    UnloadModules,
-    UnmountDriverRoot,
-    WaitForDevice,
-)
+from driver_manager.domain.swap import steps
 from driver_manager.domain.text import several
 
 # Unload of a driver that clients hold: they are evicted, and the unload comes before their successors open the device.
@@ -131,31 +109,31 @@ class DeviceSteps:
         self._context = context
         self._devices = context.ports.devices
 
-    def do(self, step: DeviceStep) -> None:
+    def do(self, step: steps.DeviceStep) -> None:
         """Do `step`. Raises ModuleFailed, ModuleStuck, ConfigError, OwnedElsewhere."""
         devices, change = self._devices, self._context.change
         match step:
-            case KeepBindings():
+            case steps.KeepBindings():
                 self._write_record(step.path, step.bindings)
-            case OverrideDrivers():
+            case steps.OverrideDrivers():
                 for one in step.functions:
                     change(devices.override, one.address, one.vfio_driver, within_s=WRITE_S)
-            case RemoveVirtualFunctions():
+            case steps.RemoveVirtualFunctions():
                 for one in step.functions:
                     change(devices.set_virtual, one.address, 0, within_s=VIRTUAL_S)
-            case LoadVfio():
+            case steps.LoadVfio():
                 for module in step.modules:
                     change(devices.load, module, within_s=LOAD_VFIO_S)
-            case BindToVfio():
+            case steps.BindToVfio():
                 self._bind(step)
-            case ReturnDevices():
+            case steps.ReturnDevices():
                 self._return(step)
-            case MakeVirtualFunctions():
+            case steps.MakeVirtualFunctions():
                 self._make_virtual(step)
             case _:
                 assert_never(step)
 
-    def _bind(self, step: BindToVfio) -> None:
+    def _bind(self, step: steps.BindToVfio) -> None:
         for one in step.functions:
             if one.is_auxiliary and one.driver:
                 self._context.change(self._devices.unbind, one.address, within_s=WRITE_S)
@@ -166,7 +144,7 @@ class DeviceSteps:
             raise ModuleFailed("; ".join(wrong), NO_BIND)
         self._context.lock.driver = DriverNow.ON_VFIO
 
-    def _return(self, step: ReturnDevices) -> None:
+    def _return(self, step: steps.ReturnDevices) -> None:
         known, devices, change = {one.address: one for one in step.originals}, self._devices, self._context.change
         for one in step.functions:
             before = known.get(one.address, Binding(one.address))
@@ -183,7 +161,7 @@ class DeviceSteps:
             self._context.ports.reporter.info(f"{had}: the next run that finds its driver loaded creates them again")
         self._write_record(step.path, step.left)
 
-    def _make_virtual(self, step: MakeVirtualFunctions) -> None:
+    def _make_virtual(self, step: steps.MakeVirtualFunctions) -> None:
         """Warn of each that cannot be created, and leave it to the next run: the driver serves without it."""
         left = []
         for was in step.bindings:
@@ -227,29 +205,29 @@ class DriverRoot:
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
-        self._flipped: FlipRoot | None = None
+        self._flipped: steps.FlipRoot | None = None
         self.old_source = context.situation.host.previous_source
         """Where the driver that is loaded now can be loaded from."""
 
-    def do(self, step: RootStep) -> None:
+    def do(self, step: steps.RootStep) -> None:
         """Do `step`. Raises PreflightFailed, ModuleFailed, OwnedElsewhere."""
         match step:
-            case UnmountDriverRoot():
+            case steps.UnmountDriverRoot():
                 self._unmount(step)
-            case RemoveArtifacts():
+            case steps.RemoveArtifacts():
                 for path in step.paths:
                     with self._context.effect():
                         self._context.ports.host.remove(path)
-            case KeepRoot():
+            case steps.KeepRoot():
                 self._keep(step)
-            case FlipRoot():
+            case steps.FlipRoot():
                 if not step.is_done:
                     self._flip(step.root)
                 self._flipped = step
             case _:
                 assert_never(step)
 
-    def _unmount(self, step: UnmountDriverRoot) -> None:
+    def _unmount(self, step: steps.UnmountDriverRoot) -> None:
         obs, host = self._context.situation.obs, self._context.ports.host
         file_systems = host.file_systems(step.mounts)
         before = host.pods_that_see(file_systems, self._context.soon(TOOL_S))
@@ -263,7 +241,7 @@ class DriverRoot:
             what = f"pod {names.get(pod_uid, pod_uid)} still sees the old driver root"
             self._context.ports.reporter.warn(f"{what}: restart it so that it sees the new one")
 
-    def _keep(self, step: KeepRoot) -> None:
+    def _keep(self, step: steps.KeepRoot) -> None:
         slots = self._context.ports.slots
         if step.brings_back and self.old_source is not None:
             self._flip(step.root)
@@ -330,31 +308,31 @@ class DriverSwap:
         self._in_use = "the device"
         self._has_loaded = False
 
-    def do(self, step: ModuleStep) -> None:
+    def do(self, step: steps.ModuleStep) -> None:
         """Do `step`. Raises DriverBusy, ModuleFailed, ConfigError, OwnedElsewhere."""
         match step:
-            case StopServices():
+            case steps.StopServices():
                 for name in step.names:
                     self._context.change(self._context.ports.host.stop_service, name, within_s=SERVICE_S)
-            case WaitForDevice():
+            case steps.WaitForDevice():
                 self._wait_for_device(step)
-            case RemoveConflicting():
+            case steps.RemoveConflicting():
                 self._remove_conflicting(step)
-            case SetFirmwarePath():
+            case steps.SetFirmwarePath():
                 with self._context.effect():
                     self._context.ports.host.set_firmware_path(step.path)
-            case UnloadModules():
+            case steps.UnloadModules():
                 self._gap = ClientEviction(self._context, step.clients) if step.clients else None
                 self._unload_all(self._root.old_source, self._look_at_labels)
                 self._gap = None
-            case LoadModules():
+            case steps.LoadModules():
                 self._load_modules(step)
-            case RecordDigest():
+            case steps.RecordDigest():
                 self._record_digest(step)
             case _:
                 assert_never(step)
 
-    def _remove_conflicting(self, step: RemoveConflicting) -> None:
+    def _remove_conflicting(self, step: steps.RemoveConflicting) -> None:
         for name in step.names:
             try:
                 self._context.change(self._context.ports.host.remove_conflicting, name, within_s=UNLOAD_S)
@@ -363,7 +341,7 @@ class DriverSwap:
                 raise DriverBusy(error.what, remedy) from error
             self._context.ports.reporter.info(f"conflicting module {name} is unloaded")
 
-    def _wait_for_device(self, step: WaitForDevice) -> None:
+    def _wait_for_device(self, step: steps.WaitForDevice) -> None:
         ports = self._context.ports
         self._free_by = free_by = self._context.deadline.within(step.timeout_s)
         with progress_logged(ports.clock, ports.reporter, free_by, lambda: self._in_use):
@@ -509,7 +487,7 @@ class DriverSwap:
         except ModuleFailed as error:
             self._context.ports.reporter.warn(f"{error.what}; {', '.join(removed)} stay unloaded")
 
-    def _load_modules(self, step: LoadModules) -> None:
+    def _load_modules(self, step: steps.LoadModules) -> None:
         never_unloaded = self._context.situation.profile.strategy is Strategy.REBOOT
         try:
             # A part of it could not be unloaded without a reboot. A run that is killed here leaves the journal.
@@ -602,7 +580,7 @@ class DriverSwap:
             except ManagerError as error:
                 self._context.ports.reporter.warn(f"{name} was loaded before and is not now: {error.what}")
 
-    def rolled_back(self, error: ModuleFailed, step: LoadModules) -> ModuleFailed:
+    def rolled_back(self, error: ModuleFailed, step: steps.LoadModules) -> ModuleFailed:
         """What to raise after trying to bring the old driver back."""
         previous = step.previous
         if previous is None:
@@ -627,12 +605,14 @@ class DriverSwap:
         if step.previous_digest:
             paths = self._context.situation.profile.paths
             try:
-                self._record_digest(RecordDigest(paths.state_file, step.previous_digest, paths.load_record, previous))
+                self._record_digest(
+                    steps.RecordDigest(paths.state_file, step.previous_digest, paths.load_record, previous)
+                )
             except ManagerError as second:
                 self._context.ports.reporter.warn(f"the old digest is not recorded again: {second.what}")
         return ModuleFailed(f"{error.what}; the old driver {previous.version} is loaded again", error.remedy)
 
-    def _record_digest(self, step: RecordDigest) -> None:
+    def _record_digest(self, step: steps.RecordDigest) -> None:
         host, boot_id = self._context.ports.host, self._context.situation.host.boot_id
         record = {"schema": 1, "bootId": boot_id, "root": step.source.root, "version": step.source.version}
         with self._context.effect():

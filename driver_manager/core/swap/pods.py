@@ -26,25 +26,8 @@ from driver_manager.domain.pods.workloads import (
     workloads,
 )
 from driver_manager.domain.profile import users_of
+from driver_manager.domain.swap import steps
 from driver_manager.domain.swap.eviction import drain, is_completing, refuse_blocked
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    DrainNode,
-    EvictWorkloads,
-    OperatorStep,
-    PodStep,
-    WaitAfterFailure,
-    WaitForCompletion,
-    WaitForHolders,
-    WaitForMachines,
-    WaitForOperands,
-    WaitForOwners,
-    WaitForRestart,
-    WaitForSafeLoad,
-    WaitForStuckPods,
-    WaitStep,
-    WithdrawSafeLoad,
-)
 from driver_manager.domain.text import several
 
 # Requests to the operator of the node: is it safe to load, and when does it move the workloads of the node?
@@ -70,19 +53,19 @@ class Handoff:
         self._context = context
         self._ports = context.ports
 
-    def do(self, step: OperatorStep) -> None:
+    def do(self, step: steps.OperatorStep) -> None:
         """Do `step`. Raises PodsRemain."""
         match step:
-            case AskOperator():
+            case steps.AskOperator():
                 self._ask(step)
-            case WaitForSafeLoad():
+            case steps.WaitForSafeLoad():
                 self._wait_for_safe_load(step)
-            case WithdrawSafeLoad():
+            case steps.WithdrawSafeLoad():
                 self._withdraw(step.key, step.value)
             case _:
                 assert_never(step)
 
-    def _ask(self, step: AskOperator) -> None:
+    def _ask(self, step: steps.AskOperator) -> None:
         """Request an upgrade and return once its pods are gone. Raises PodsRemain, with the operator's state."""
         if step.asks:
             self._ports.cluster.patch_node(NodeChange(annotations={step.key: ASKED}), None)
@@ -98,7 +81,7 @@ class Handoff:
         if step.asks:
             self._withdraw(step.key, ASKED, lambda node: node.labels.get(step.state_key, "") == step.state)
 
-    def _wait_for_safe_load(self, step: WaitForSafeLoad) -> None:
+    def _wait_for_safe_load(self, step: steps.WaitForSafeLoad) -> None:
         """Return once the operator has taken our annotation away. Raises PodsRemain; withdrawn on every failure."""
         deadline = self._context.deadline.within(step.timeout_s)
         try:
@@ -122,7 +105,7 @@ class Handoff:
             "Check the operator's log and its state for this node; the next run tries again.",
         )
 
-    def _not_moved(self, step: AskOperator, error: PodsRemain, deadline: Deadline) -> PodsRemain:
+    def _not_moved(self, step: steps.AskOperator, error: PodsRemain, deadline: Deadline) -> PodsRemain:
         """What to say of pods that are still there: whether the operator did anything about them."""
         state = self._ports.cluster.node().labels.get(step.state_key, "")
         if state != step.state:
@@ -168,28 +151,28 @@ class Waits:
         self._situation = context.situation
         self._ports = context.ports
 
-    def do(self, step: WaitStep) -> bool:
+    def do(self, step: steps.WaitStep) -> bool:
         """Do `step`; True if the use of the device that it waits for has ended. Raises PodsRemain, Terminated."""
         ports = self._ports
         match step:
-            case WaitForMachines():
+            case steps.WaitForMachines():
                 deadline, nodes = self._context.deadline.within(step.timeout_s), frozenset(step.nodes)
                 in_use = f"devices in use: {several(step.holders, '; ')}"
                 with progress_logged(ports.clock, ports.reporter, deadline, lambda: in_use):
                     while not deadline.is_over and self._are_open(nodes):
                         ports.clock.sleep(deadline.bound(HOLDERS_POLL_S))
-            case WaitForHolders():
+            case steps.WaitForHolders():
                 deadline, in_use = self._context.deadline.within(step.timeout_s), several(step.holders, "; ")
                 with progress_logged(ports.clock, ports.reporter, deadline, lambda: f"device in use: {in_use}"):
                     return self._until_released(step, deadline)
-            case WaitForOwners():
+            case steps.WaitForOwners():
                 deadline, set_by_others = self._context.deadline.within(step.timeout_s), several(step.labels)
                 with progress_logged(ports.clock, ports.reporter, deadline, lambda: f"set by others: {set_by_others}"):
                     while not deadline.is_over and self._are_paused_by_others():
                         ports.clock.sleep(deadline.bound(CHANGE_POLL_S))
-            case WaitForStuckPods():
+            case steps.WaitForStuckPods():
                 self._for_stuck_pods(step)
-            case WaitAfterFailure():
+            case steps.WaitAfterFailure():
                 self._after_failure(step)
             case _:
                 assert_never(step)
@@ -206,7 +189,7 @@ class Waits:
             return False
         return any(holder.how != UNREAD for holder in held)
 
-    def _until_released(self, step: WaitForHolders, deadline: Deadline) -> bool:
+    def _until_released(self, step: steps.WaitForHolders, deadline: Deadline) -> bool:
         """Return True once nothing that `step` waits for uses the device, False at the deadline.
 
         Processes are read when the modules' reference count changes, and every HOLDERS_POLL_S.
@@ -226,7 +209,7 @@ class Waits:
                 return True
         return False
 
-    def _for_stuck_pods(self, step: WaitForStuckPods) -> None:
+    def _for_stuck_pods(self, step: steps.WaitForStuckPods) -> None:
         """Wait until the pods are gone. Raises PodsRemain, which names what holds each of them."""
         concerns, deadline = partial(_is_one_of, frozenset(step.uids)), self._context.deadline.within(step.timeout_s)
         try:
@@ -236,7 +219,7 @@ class Waits:
             what = f"{error.what}; they should have ended before this run began{end}"
             raise PodsRemain(what, error.remedy) from error
 
-    def _after_failure(self, step: WaitAfterFailure) -> None:
+    def _after_failure(self, step: steps.WaitAfterFailure) -> None:
         """Wait until the time is over, the processes in the way have gone, or the run has to observe again."""
         # Not the run's deadline: that is for what comes after.
         deadline = self._context.soon(min(step.left_s, OBSERVE_AGAIN_S))
@@ -269,34 +252,34 @@ class PodEviction:
         self._ports = context.ports
         self._situation = context.situation
 
-    def do(self, step: PodStep, *, paused_at: str, replaces: bool) -> bool:
+    def do(self, step: steps.PodStep, *, paused_at: str, replaces: bool) -> bool:
         """Do `step`; True if pods came that use the driver, so that the plan does not hold any more. Raises PodsRemain.
 
         `paused_at`: the Node's version since which operands are paused, "" if they were when the pods were listed.
         `replaces`: the driver will be unloaded; else pods that use it do not matter.
         """
         match step:
-            case WaitForOperands():
+            case steps.WaitForOperands():
                 return self._of_operands(step, paused_at=paused_at, replaces=replaces)
-            case WaitForCompletion():
+            case steps.WaitForCompletion():
                 self._of_completing(step)
-            case EvictWorkloads():
+            case steps.EvictWorkloads():
                 return self._of_workloads(step)
-            case DrainNode():
+            case steps.DrainNode():
                 return self._drain(step.timeout_s)
-            case WaitForRestart():
+            case steps.WaitForRestart():
                 self._of_drivers(step)
             case _:
                 assert_never(step)
         return False
 
-    def _of_operands(self, step: WaitForOperands, *, paused_at: str, replaces: bool) -> bool:
+    def _of_operands(self, step: steps.WaitForOperands, *, paused_at: str, replaces: bool) -> bool:
         """Wait until the paused keys place no pod any more; one that uses the driver may have come before that."""
         concerns = partial(is_moved_by, keys=frozenset(step.keys), own=self._situation.obs.own_pod)
         present = _until_gone(self._context, concerns, self._context.deadline.within(step.timeout_s), after=paused_at)
         return replaces and self._users_came(self._situation.obs.pods, present)
 
-    def _of_completing(self, step: WaitForCompletion) -> None:
+    def _of_completing(self, step: steps.WaitForCompletion) -> None:
         """Wait for pods to complete; one that does not in time is logged, and is a workload like others."""
         concerns = partial(is_completing, selector=step.selector, own=self._situation.obs.own_pod)
         try:
@@ -304,7 +287,7 @@ class PodEviction:
         except PodsRemain as error:
             self._ports.reporter.warn(f"not completed: {error.what}")
 
-    def _of_drivers(self, step: WaitForRestart) -> None:
+    def _of_drivers(self, step: steps.WaitForRestart) -> None:
         """Wait until the driver pods have left. Raises StandingDown if their deletion has not begun.
 
         Once it has, the node stays as it is, also after a failure: their containers unload the driver now.
@@ -334,7 +317,7 @@ class PodEviction:
                 return False
         return all(pod.deleting or pod.has_left for pod in left)
 
-    def _of_workloads(self, step: EvictWorkloads) -> bool:
+    def _of_workloads(self, step: steps.EvictWorkloads) -> bool:
         """Evict the pods that use the accelerator now. Raises PodsRemain; where a drain is allowed, only after it."""
         known = self._ports.cluster.pods()
         try:

@@ -14,27 +14,10 @@ from driver_manager.domain.host import NEXT, PREVIOUS, StagedSlot, StagedSlots
 from driver_manager.domain.node import Pod
 from driver_manager.domain.observation import Loader, Mode, Situation
 from driver_manager.domain.pci import Binding
+from driver_manager.domain.pods import workloads
 from driver_manager.domain.pods.labels import is_pausable
-from driver_manager.domain.pods.workloads import (
-    Workload,
-    holds_claim,
-    moved_by,
-    node_pods,
-    placed_by,
-    plugin_keys,
-    staying,
-    unread_claims,
-)
 from driver_manager.domain.profile import Profile, Strategy, beside, driver_version, joined, kept, options, unload_order
-from driver_manager.domain.swap.eviction import (
-    EvictionPlan,
-    clearing,
-    is_managed,
-    stopped_services,
-    wait_for_holders,
-    wait_for_owners,
-    wait_for_stuck,
-)
+from driver_manager.domain.swap import eviction
 from driver_manager.domain.swap.node_patches import found_journal, noted_driver, pausable_keys, paused_keys, take
 from driver_manager.domain.swap.preflight import checks, firmware_checks, places_us, refuse, tool_checks
 from driver_manager.domain.swap.steps import (
@@ -157,7 +140,7 @@ def stale_keys(situation: Situation) -> frozenset[str]:
     own = situation.obs.own_pod
     places_us = own.selector_keys if own is not None else frozenset[str]()
     keys = situation.profile.deploy_keys(situation.obs.node.labels) - places_us
-    bound = (pod for pod in placed_by(situation.obs.pods.pods, keys, own) if _mounts_root(pod, flips[0].root))
+    bound = (pod for pod in workloads.placed_by(situation.obs.pods.pods, keys, own) if _mounts_root(pod, flips[0].root))
     return frozenset(key for pod in bound for key in pod.selector_keys & keys)
 
 
@@ -167,7 +150,7 @@ def slot_notes(situation: Situation) -> tuple[str, ...]:
     if not flips:
         return ()
     own, keys = situation.obs.own_pod, situation.profile.deploy_keys(situation.obs.node.labels)
-    moved = placed_by(situation.obs.pods.pods, keys, own)
+    moved = workloads.placed_by(situation.obs.pods.pods, keys, own)
     left = [
         pod
         for pod in situation.obs.pods.pods
@@ -276,19 +259,19 @@ def check(situation: Situation, *, keeps_driver: bool = False) -> None:
 
 def before_the_unload(
     situation: Situation, bindings: tuple[Binding, ...] = ()
-) -> tuple[tuple[AnyStep, ...], tuple[AnyStep, ...], EvictionPlan]:
+) -> tuple[tuple[AnyStep, ...], tuple[AnyStep, ...], eviction.EvictionPlan]:
     """What makes everybody leave the device; which of it takes the node; and what becomes of users' pods.
 
     `bindings` are what the devices are bound to, where that will change, too.
     """
     check(situation)
-    cleared, cordon = clearing(situation), not is_managed(situation)
-    services = stopped_services(situation)
+    cleared, cordon = eviction.clearing(situation), not eviction.is_managed(situation)
+    services = eviction.stopped_services(situation)
     first, last = pause_in_two(situation)
     patient = (
-        *wait_for_owners(situation),
-        *wait_for_stuck(situation, first | last, cleared.found),
-        *wait_for_holders(situation, cleared.found),
+        *eviction.wait_for_owners(situation),
+        *eviction.wait_for_stuck(situation, first | last, cleared.found),
+        *eviction.wait_for_holders(situation, cleared.found),
     )
     taken = taking(situation, first, cordon=cordon, services=services, bindings=bindings)
     # No pod may come while the run waits for others, so the cordon is set before that, where that is not done yet.
@@ -307,15 +290,15 @@ def before_the_unload(
         *pause_last(situation, last),
         *((StopServices(services),) if services else ()),
     )
-    warnings = (*cleared.warnings, *unread_claims(node_pods(situation.obs)))
+    warnings = (*cleared.warnings, *workloads.unread_claims(workloads.node_pods(situation.obs)))
     return steps, taken, replace(cleared, warnings=warnings)
 
 
 def pause_in_two(situation: Situation) -> tuple[frozenset[str], frozenset[str]]:
     """Keys to pause at once, and those that have to wait until no claim is held any more."""
     keys = pausable_keys(situation.obs, situation.profile) | driver_gate(situation)
-    waits = holds_claim(node_pods(situation.obs), situation.profile, situation.policy.eviction)
-    last = plugin_keys(situation.obs.pods.pods, situation.profile) if waits else frozenset()
+    waits = workloads.holds_claim(workloads.node_pods(situation.obs), situation.profile, situation.policy.eviction)
+    last = workloads.plugin_keys(situation.obs.pods.pods, situation.profile) if waits else frozenset()
     return keys - last, keys & last
 
 
@@ -328,7 +311,7 @@ def pause_last(situation: Situation, keys: frozenset[str]) -> tuple[AnyStep, ...
 
 
 def _wait_for_operands(situation: Situation, keys: Set[str]) -> WaitForOperands:
-    pods = tuple(sorted(str(pod) for pod in moved_by(situation.obs.pods.pods, keys, situation.obs.own_pod)))
+    pods = tuple(sorted(str(pod) for pod in workloads.moved_by(situation.obs.pods.pods, keys, situation.obs.own_pod)))
     return WaitForOperands(tuple(sorted(keys)), pods, situation.policy.pod_termination_timeout_s)
 
 
@@ -377,6 +360,6 @@ def releasing(situation: Situation, taken: tuple[AnyStep, ...] = ()) -> tuple[Gi
     return (GiveBack(journal),) if journal is not None else ()
 
 
-def users_stay(situation: Situation, why: str) -> tuple[Workload, ...]:
+def users_stay(situation: Situation, why: str) -> tuple[workloads.Workload, ...]:
     """The pods that use the driver, of which none has to leave."""
-    return staying(node_pods(situation.obs), situation.profile, situation.policy.eviction, why)
+    return workloads.staying(workloads.node_pods(situation.obs), situation.profile, situation.policy.eviction, why)

@@ -25,15 +25,7 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.host import NEXT, PREVIOUS, UNREAD, DriverSource, PastFailure, pod_blocker, process_blocker
 from driver_manager.domain.observation import Situation
 from driver_manager.domain.pods.labels import gate_originals, originals
-from driver_manager.domain.swap.steps import (
-    DrainNode,
-    EvictWorkloads,
-    Plan,
-    PlanAgain,
-    TakeNode,
-    WaitAfterFailure,
-    as_json,
-)
+from driver_manager.domain.swap import steps
 
 AFTER_FAILURE = "failure"
 """What is waited for then, as often as it takes."""
@@ -47,7 +39,7 @@ _PASSING = (ApiUnavailable, Conflict, NodeMissing, OwnedElsewhere, RebootRequire
 """Exit codes that do not predict the next run: an API server that is away, another run's turn, a signal."""
 
 
-def wait_first(situation: Situation, decided: Plan) -> Plan:
+def wait_first(situation: Situation, decided: steps.Plan) -> steps.Plan:
     """`decided`, after a wait if it would disturb a pod for what failed a moment ago."""
     past = situation.host.failure
     # What a run of this host has paused already, as its record shows, must not stay paused any longer.
@@ -57,8 +49,8 @@ def wait_first(situation: Situation, decided: Plan) -> Plan:
     if left_s <= 0 or not _is_unchanged(situation, past):
         return decided
     until = time_of_day(situation.obs.at.wall_s + left_s)
-    wait = WaitAfterFailure(left_s, until, past.exit_code, past.what, past.attempts)
-    return replace(decided, steps=(wait, PlanAgain(AFTER_FAILURE), *decided.steps))
+    wait = steps.WaitAfterFailure(left_s, until, past.exit_code, past.what, past.attempts)
+    return replace(decided, steps=(wait, steps.PlanAgain(AFTER_FAILURE), *decided.steps))
 
 
 def failure_to_record(situation: Situation, error: ManagerError, failed_s: float) -> PastFailure | None:
@@ -107,7 +99,7 @@ def wish(situation: Situation) -> str:
         situation.profile.name,
         situation.obs.digest,
         # The first is the length of the wait; the others decide which run may continue, not what it does.
-        as_json(replace(policy, retry_wait_s=0.0, take_over=False, ignore_skip=False)),
+        steps.as_json(replace(policy, retry_wait_s=0.0, take_over=False, ignore_skip=False)),
         labels,
         node.annotations.get(keys.upgrade_enabled, ""),
         _of_source(situation.host.source),
@@ -131,11 +123,11 @@ def _left_s(situation: Situation, past: PastFailure) -> float:
     return wait_s(past.attempts, situation.policy.retry_wait_s) - gone_s if gone_s >= 0 else 0.0
 
 
-def disturbs(decided: Plan) -> bool:
+def disturbs(decided: steps.Plan) -> bool:
     """True if a pod that is on the node has to leave by this plan."""
     return any(
-        (isinstance(step, TakeNode) and (bool(step.change.labels) or step.change.unschedulable is not None))
-        or isinstance(step, EvictWorkloads | DrainNode)
+        (isinstance(step, steps.TakeNode) and (bool(step.change.labels) or step.change.unschedulable is not None))
+        or isinstance(step, steps.EvictWorkloads | steps.DrainNode)
         for step in decided.steps
     )
 
