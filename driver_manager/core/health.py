@@ -10,29 +10,8 @@ from msgspec.structs import replace
 from driver_manager.core.ports_base import Clock, EvidenceKeeper, HealthMarks, NodeNotifier, Prober, Reporter
 from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.health import watch
 from driver_manager.domain.health.metrics import HealthReport
-from driver_manager.domain.health.watch import (
-    HealthState,
-    History,
-    MarkChange,
-    Mute,
-    Sample,
-    Surroundings,
-    active_mute,
-    bounded_mute,
-    compared,
-    encode_watch_record,
-    is_marked_ready,
-    judge_sample,
-    mark_changes,
-    mark_request,
-    notice_due,
-    resume_watch,
-    retry_after_s,
-    why_muted,
-    with_recorded_wedge,
-    with_reported,
-)
 from driver_manager.domain.host import Health, ProbeResult
 from driver_manager.domain.outage import Outage
 
@@ -63,7 +42,7 @@ class _Retries:
 
     def fail(self) -> bool:
         self._failed += 1
-        wait_s = retry_after_s(self._failed)
+        wait_s = watch.retry_after_s(self._failed)
         self._next_s = None if wait_s is None else self._clock.monotonic() + wait_s
         return wait_s is not None
 
@@ -94,23 +73,23 @@ class NodeReporter:
         if window is not None:
             self._window, self._window_tries = window, WINDOW_TRIES
 
-    def should_ask(self, history: History, would_wedge: Callable[[], bool]) -> bool:
+    def should_ask(self, history: watch.History, would_wedge: Callable[[], bool]) -> bool:
         """True if the watch must read the Node's mute now: before it declares a wedge, and every `LOOK_S` during it."""
-        if history.state is HealthState.WEDGED:
+        if history.state is watch.HealthState.WEDGED:
             return self._clock.monotonic() - self._asked_s >= LOOK_S
         return would_wedge()
 
-    def mute(self) -> Mute | None:
+    def mute(self) -> watch.Mute | None:
         """The Node's mute, bounded; None for none. An unreadable one has no effect but a warning. Raises Terminated."""
         self._asked_s = self._clock.monotonic()
         answer = self._notifier.mute()
         doubt = f"unknown whether the Node mutes health-watch: {answer.problem}" if answer.problem else ""
         self._warn(MUTE_TOPIC, answer.invalid or doubt)
-        return bounded_mute(answer.mute, self._clock.wall()) if answer.mute is not None else None
+        return watch.bounded_mute(answer.mute, self._clock.wall()) if answer.mute is not None else None
 
-    def report(self, history: History, boot_id: str) -> History:
+    def report(self, history: watch.History, boot_id: str) -> watch.History:
         """Send the notice that is due, if any; return the history with the last notice sent. Raises Terminated."""
-        notice = notice_due(history, boot_id)
+        notice = watch.notice_due(history, boot_id)
         if notice is None:
             return history
         if notice.key != self._notice_key:
@@ -124,7 +103,7 @@ class NodeReporter:
             self._warn(NODE_TOPIC, f"{notice.undone}: {problem}; {end}")
             return history
         self._warn(NODE_TOPIC, "")
-        return with_reported(history, notice)
+        return watch.with_reported(history, notice)
 
     def report_window(self) -> None:
         """Report that the enqueued window, if any, is over, with `WINDOW_TRIES` tries in all. Raises Terminated."""
@@ -201,9 +180,9 @@ class HealthWatch:
         self._reporter = ports.reporter
         self._policy = policy
         self._publish = publish
-        self._history = History()
+        self._history = watch.History()
         self._is_resumed = False
-        self._report = HealthReport(History())
+        self._report = HealthReport(watch.History())
         self._problems: dict[str, str] = {}
         self._recorded = ""
         self._boot_id = ""
@@ -263,14 +242,14 @@ class HealthWatch:
 
     def _sample(self, begun: float) -> ProbeResult:
         """One sample, compared with the devices that served before. Slow is not bad while the driver settles."""
-        history = self._history or History()
+        history = self._history or watch.History()
         is_first = self._load != self._sampled
         if is_first:
             self._sampled, self._settled_by_s = self._load, begun + self._policy.settle_s
         result = self._prober.sample(is_first=is_first)
         if result.is_slow and begun < self._settled_by_s:
             result = replace(result, health=Health.UNKNOWN)
-        return compared(result, self._load, self._baseline, history)
+        return watch.compared(result, self._load, self._baseline, history)
 
     def _why_muted(self) -> str:
         """Why this turn takes no sample, "" if it takes one. The tool must not run while a run changes the driver.
@@ -280,7 +259,7 @@ class HealthWatch:
         with self._marks.alone() as seen:
             if not self._is_resumed:
                 policy = self._policy
-                self._history = resume_watch(
+                self._history = watch.resume_watch(
                     self._marks.recall(), seen, self._clock.monotonic(), policy.patience_s, policy.failures
                 )
                 self._is_resumed = True
@@ -288,16 +267,16 @@ class HealthWatch:
                     self._prober.inherit(self._history.stuck)
                 if self._history.served:
                     self._sampled = self._history.driver
-                if self._history.state is not HealthState.STARTING:
+                if self._history.state is not watch.HealthState.STARTING:
                     self._reporter.info(f"continuing as {self._history.name}: {self._history.reason}")
             self._load, self._baseline = seen.driver, seen.baseline
             return self._mute_reason(seen)[0]
 
-    def _mute_reason(self, seen: Surroundings) -> tuple[str, bool]:
+    def _mute_reason(self, seen: watch.Surroundings) -> tuple[str, bool]:
         """Why the watch judges no sample now ("" if it does), and True if that is a mute by hand."""
         self._warn("mute", seen.mute_problem)
-        why = why_muted(seen)
-        mute = active_mute(self._history, seen, self._clock.wall())
+        why = watch.why_muted(seen)
+        mute = watch.active_mute(self._history, seen, self._clock.wall())
         return (why, False) if why or mute is None else (mute.why, True)
 
     def _ask_node(self, result: ProbeResult | None, begun: float) -> None:
@@ -311,16 +290,16 @@ class HealthWatch:
         if result.health is not Health.UNHEALTHY or self._history.failures + 1 < self._policy.failures:
             return False
         with self._marks.alone() as seen:
-            return self._judged(result, seen, begun).state is HealthState.WEDGED
+            return self._judged(result, seen, begun).state is watch.HealthState.WEDGED
 
-    def _judged(self, result: ProbeResult, seen: Surroundings, begun: float) -> History:
+    def _judged(self, result: ProbeResult, seen: watch.Surroundings, begun: float) -> watch.History:
         """The history after `result`. A mute, also one that began during the probe, replaces the result."""
         muted, is_muted_by_hand = self._mute_reason(seen)
         served = () if muted else result.served
-        sample = Sample(result.health, result.reason, begun, self._clock.wall(), muted, is_muted_by_hand, served)
-        return judge_sample(self._history, sample, seen, self._policy.failures, self._policy.interval_s / 2)
+        sample = watch.Sample(result.health, result.reason, begun, self._clock.wall(), muted, is_muted_by_hand, served)
+        return watch.judge_sample(self._history, sample, seen, self._policy.failures, self._policy.interval_s / 2)
 
-    def _judge(self, result: ProbeResult | None, seen: Surroundings, begun: float) -> None:
+    def _judge(self, result: ProbeResult | None, seen: watch.Surroundings, begun: float) -> None:
         """Judge `result` or the mute, write the record, and log the change."""
         before = self._history
         muted, _ = self._mute_reason(seen)
@@ -332,22 +311,22 @@ class HealthWatch:
             self._warn("tool", problem)
         after = replace(self._judged(judged, seen, begun), stuck=self._prober.stuck(), devices=judged.devices)
         if after.wedge != before.wedge:
-            after = with_recorded_wedge(after, self._marks.recall(), seen.boot_id)
+            after = watch.with_recorded_wedge(after, self._marks.recall(), seen.boot_id)
         self._history, self._boot_id = after, seen.boot_id
-        self._is_ready = is_marked_ready(after, seen)
+        self._is_ready = watch.is_marked_ready(after, seen)
         self._remember()
         if (after.name, after.reason if muted else "") != (before.name, before.reason if muted else ""):
-            is_bad = after.state in (HealthState.SUSPECT, HealthState.WEDGED)
+            is_bad = after.state in (watch.HealthState.SUSPECT, watch.HealthState.WEDGED)
             log = self._reporter.warn if is_bad else self._reporter.info
             log(f"{before.name} → {after.name}: {muted or judged.reason}")
         if after.is_flapping is not before.is_flapping:
             self._reporter.warn("driver health is flapping" if after.is_flapping else "driver health is stable again")
 
-    def _settle(self, seen: Surroundings) -> None:
+    def _settle(self, seen: watch.Surroundings) -> None:
         """Change the host's marks as the state needs. Raises ManagerError; the next turn retries failed changes."""
         history = self._history
         failed: ManagerError | None = None
-        for act in mark_changes(history, seen):
+        for act in watch.mark_changes(history, seen):
             try:
                 self._do(act, history, seen)
                 self._reporter.info(f"done: {act.value}")
@@ -355,10 +334,10 @@ class HealthWatch:
                 failed = error
         if failed is not None:
             raise failed
-        is_blocked = history.state is HealthState.WEDGED and bool(seen.marker_problem)
+        is_blocked = history.state is watch.HealthState.WEDGED and bool(seen.marker_problem)
         self._warn("marker", f"the recovery marker is not written: {seen.marker_problem}" if is_blocked else "")
 
-    def _note_return(self, seen: Surroundings) -> None:
+    def _note_return(self, seen: watch.Surroundings) -> None:
         """When a load of the driver first serves, end the window and enqueue the restart of clients, once."""
         load = seen.boot_id, seen.driver
         self._serving = seen.driver if self._is_serving(seen) else ""
@@ -371,31 +350,31 @@ class HealthWatch:
         if self._node is not None:
             self._node.enqueue(seen.driver, window)
 
-    def _is_serving(self, seen: Surroundings) -> bool:
+    def _is_serving(self, seen: watch.Surroundings) -> bool:
         """True if the state is healthy; before the first counted sample, if the ready marker is there."""
         state = self._history.state
         is_marked = seen.ready is True and seen.is_loaded and not seen.is_reconciling
-        return state is HealthState.HEALTHY or (state is HealthState.STARTING and is_marked)
+        return state is watch.HealthState.HEALTHY or (state is watch.HealthState.STARTING and is_marked)
 
-    def _do(self, act: MarkChange, history: History, seen: Surroundings) -> None:
+    def _do(self, act: watch.MarkChange, history: watch.History, seen: watch.Surroundings) -> None:
         match act:
-            case MarkChange.WITHDRAW_READY:
+            case watch.MarkChange.WITHDRAW_READY:
                 self._marks.withdraw_ready()
-            case MarkChange.RESTORE_READY:
+            case watch.MarkChange.RESTORE_READY:
                 self._marks.restore_ready()
-            case MarkChange.FORGET_READY:
+            case watch.MarkChange.FORGET_READY:
                 self._marks.forget_ready()
-            case MarkChange.REQUEST_RECOVERY:
-                request = mark_request(history, seen.boot_id, self._policy.node, self._clock.wall())
+            case watch.MarkChange.REQUEST_RECOVERY:
+                request = watch.mark_request(history, seen.boot_id, self._policy.node, self._clock.wall())
                 self._marks.request_recovery(request)
-            case MarkChange.CLEAR_REQUEST:
+            case watch.MarkChange.CLEAR_REQUEST:
                 self._marks.clear_request()
 
     def _remember(self) -> None:
         """Write the record, for a restart. It has no samples of a healthy driver, so that these cause no write."""
         history = self._history
-        kept = replace(history, evidence=(), recent=()) if history.state is HealthState.HEALTHY else history
-        text = encode_watch_record(kept, self._boot_id)
+        kept = replace(history, evidence=(), recent=()) if history.state is watch.HealthState.HEALTHY else history
+        text = watch.encode_watch_record(kept, self._boot_id)
         try:
             if text == self._recorded:
                 self._marks.touch()
@@ -429,7 +408,7 @@ class HealthWatch:
     def _keep_evidence(self) -> None:
         """Save the evidence of a wedge, at most once for each wedge in this process. Raises Terminated."""
         history = self._history
-        if self._keeper is None or history.state is not HealthState.WEDGED:
+        if self._keeper is None or history.state is not watch.HealthState.WEDGED:
             return
         wedge = history.wedge
         if wedge.evidence or wedge.since_s == self._evidence_of:

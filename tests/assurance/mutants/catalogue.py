@@ -443,7 +443,7 @@ _MUTANTS = {
     "notice-of-each-watch": Mutant(
         "two health-watch processes for one driver make one Event of its wedge",
         "core/health.py",
-        "            after = with_recorded_wedge(after, self._marks.recall(), seen.boot_id)\n",
+        "            after = watch.with_recorded_wedge(after, self._marks.recall(), seen.boot_id)\n",
         "            pass\n",
         ("unit/health/test_scenarios.py::test_two_watches_of_one_driver_post_one_event",),
     ),
