@@ -48,29 +48,12 @@ from driver_manager.adapters.host.probe import probe_command, why_no_tool, with_
 from driver_manager.adapters.host.slots import look, may_have_slots, warm
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.core.ports_base import Clock
-from driver_manager.domain import host_record
+from driver_manager.domain import host, host_record
 from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.health.parsers import parse
 from driver_manager.domain.health.watch import decode_watch_record
-from driver_manager.domain.host import (
-    NEXT,
-    NO_TOOL,
-    RECORD,
-    STAGE_AGAIN,
-    DriverSource,
-    Health,
-    Holder,
-    Host,
-    Marker,
-    Module,
-    ProbeResult,
-    RebootWish,
-    StagedSlots,
-    decode_reboot_wish,
-    noted_failure,
-)
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, OldDriver, Owner
 from driver_manager.domain.pci import noted_bindings
@@ -98,7 +81,7 @@ _STAGE_FIRST = "Stage the wanted driver first (`driver-manager stage`), then run
 class Sources:
     """The sources on one host; `slots` are the staged ones, None if no wanted driver is known."""
 
-    def __init__(self, trees: ModuleTrees, profile: Profile, slots: StagedSlots | None) -> None:
+    def __init__(self, trees: ModuleTrees, profile: Profile, slots: host.StagedSlots | None) -> None:
         self._trees = trees
         self._profile = profile
         self._slots = slots
@@ -108,7 +91,7 @@ class Sources:
         found = (self._trees.find(HOST, name) for name in self._profile.modules.roots)
         return next((path for path in found if path), "")
 
-    def wanted(self, driver_root: str) -> DriverSource:
+    def wanted(self, driver_root: str) -> host.DriverSource:
         """The source: the wanted slot, else DRIVER_ROOT, else the profile's root, else the host's own tree."""
         names = self._profile.modules.roots
         if self._slots is not None and (staged := self._staged(self._slots)):
@@ -118,17 +101,17 @@ class Sources:
         own = self._trees.source(self._profile.paths.driver_root, names)
         return own if not own.problem or not self.host_driver() else self._trees.source(HOST, names)
 
-    def shipped(self, driver_root: str) -> DriverSource:
+    def shipped(self, driver_root: str) -> host.DriverSource:
         """The source that the host itself loads at its next boot: DRIVER_ROOT, else its own tree."""
         return self._trees.source(driver_root or HOST, self._profile.modules.roots, in_depth=False)
 
-    def _staged(self, slots: StagedSlots) -> DriverSource | None:
+    def _staged(self, slots: host.StagedSlots) -> host.DriverSource | None:
         """The slot of the wanted driver, with `problem` if unusable or missing; None if nothing is staged."""
         slot, current = slots.named(slots.wanted), slots.at(slots.root)
         if slot is not None and not slot.problem:
             return self._trees.source(slots.path(slot.name), self._profile.modules.roots)
         if slot is not None:
-            why, remedy = f"the staged slot {slot.name} cannot be used: {slot.problem}", STAGE_AGAIN
+            why, remedy = f"the staged slot {slot.name} cannot be used: {slot.problem}", host.STAGE_AGAIN
         elif slots.left:
             why, remedy = f"an earlier version staged the wanted driver in {slots.left}", _STAGE_FIRST
         elif current is not None:
@@ -137,12 +120,14 @@ class Sources:
         else:
             return None
         if current is not None:
-            remedy += f" If the wanted driver was installed in {slots.root} without `stage`, remove {RECORD} there."
-        return DriverSource(slots.root, problem=why, remedy=remedy)
+            remedy += (
+                f" If the wanted driver was installed in {slots.root} without `stage`, remove {host.RECORD} there."
+            )
+        return host.DriverSource(slots.root, problem=why, remedy=remedy)
 
     def before(
         self, driver_root: str, old: OldDriver | None, loaded_root: str, digest: str | None, version: str
-    ) -> DriverSource | None:
+    ) -> host.DriverSource | None:
         """The driver to return to, None if no root offers it.
 
         It is `old`, which a run recorded on this host, if its root still offers it, else the loaded one with `digest`
@@ -156,7 +141,7 @@ class Sources:
             version, digest = old.version, old.digest
         return self._offering(known, version, digest or "") if version else None
 
-    def _offering(self, roots: list[str], version: str, digest: str) -> DriverSource | None:
+    def _offering(self, roots: list[str], version: str, digest: str) -> host.DriverSource | None:
         """The source of driver `version`: the slot recorded as `digest`, else the first of `roots` that offers it."""
         slots = self._slots
         found = {slots.path(slot.name): slot for slot in slots.slots} if slots is not None else {}
@@ -164,7 +149,7 @@ class Sources:
         same = [path for path, slot in found.items() if (slot.digest == digest if digest else slot.has_served)]
         others = {path for path in found if path not in same and (digest or path == wanted)}
         # Try the next and the wanted slot only after all other places.
-        first = [path for path in same if path != wanted and not path.endswith(NEXT)]
+        first = [path for path in same if path != wanted and not path.endswith(host.NEXT)]
         for root in dict.fromkeys([*first, *filter(None, roots), *same]):
             offered = self._trees.source(root, self._profile.modules.roots, in_depth=False)
             is_other = not others.isdisjoint((root.rstrip("/"), offered.real_root))
@@ -189,7 +174,7 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
     ships: bool = False,
     wanted: str = "",
     picks_vfio: bool = False,
-) -> Host:
+) -> host.Host:
     """All facts of the host.
 
     `loads`: this run loads the driver, so find its source. `ships`: the host loads the driver, so the source is the one
@@ -216,7 +201,7 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
         root = driver_root or paths.driver_root
         slots = look(files, roots.proc, root, wanted, kernel) if may_have_slots(profile, files.real(root)) else None
         sources = Sources(trees, profile, slots if wanted else None)
-        return Host(
+        return host.Host(
             boot_id=this_boot,
             kernel_release=kernel,
             machine_id=machine_id(roots),
@@ -249,7 +234,7 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
             active_services=active_services(roots.sys, profile.host_services),
             permanent=kmod.permanent_modules(roots.proc, modules),
             are_modules_frozen=text_of(roots.proc / "sys/kernel/modules_disabled") == "1",
-            failure=noted_failure(files.text(paths.failure_note), this_boot),
+            failure=host.noted_failure(files.text(paths.failure_note), this_boot),
             bindings=noted_bindings(files.text(paths.bindings, MAX_BINDINGS_BYTES), this_boot),
             slots=slots,
             removable=kmod.driver_modules(roots.sys, Modules(profile.modules.conflicting_removable)),
@@ -326,10 +311,10 @@ def _loaded_root(text: str, this_boot: str) -> str:
     return root if boot == this_boot and root.startswith("/") else ""
 
 
-def _reboot_wish(text: str) -> RebootWish | None:
+def _reboot_wish(text: str) -> host.RebootWish | None:
     """The last reboot request; None if there is none or it is unreadable, which causes at most one more request."""
     try:
-        return decode_reboot_wish(text)
+        return host.decode_reboot_wish(text)
     except Unreadable:
         return None
 
@@ -473,7 +458,7 @@ class LinuxHost(Ownership):
         self._profile = profile
         self._unread: set[int] = set()
 
-    def modules(self) -> Mapping[str, Module]:
+    def modules(self) -> Mapping[str, host.Module]:
         return kmod.driver_modules(self._roots.sys, self._profile.modules)
 
     def unload(self, name: str, deadline: Deadline) -> None:
@@ -494,7 +479,7 @@ class LinuxHost(Ownership):
     def set_firmware_path(self, path: str) -> None:
         kmod.set_firmware_path(self._roots.sys, path)
 
-    def load(self, source: DriverSource, deadline: Deadline) -> None:
+    def load(self, source: host.DriverSource, deadline: Deadline) -> None:
         """See the port. Compares versions afterwards, as modprobe does nothing and returns 0 for a loaded module."""
         before = set(self.modules())
         try:
@@ -509,7 +494,7 @@ class LinuxHost(Ownership):
             self._unload_new(before, deadline)
             raise
 
-    def _load_one(self, source: DriverSource, name: str, deadline: Deadline) -> None:
+    def _load_one(self, source: host.DriverSource, name: str, deadline: Deadline) -> None:
         """Load a module and its dependencies, with its and the host's options. Raises ModuleFailed."""
         trees, root = self._trees(), source.root
         by_hand = trees.one_by_one(root, (name,))
@@ -523,7 +508,7 @@ class LinuxHost(Ownership):
             raise _not_loaded(name, root, failed[name])
 
     def _inserted(
-        self, modules: Iterable[tuple[str, str]], source: DriverSource, trees: ModuleTrees, deadline: Deadline
+        self, modules: Iterable[tuple[str, str]], source: host.DriverSource, trees: ModuleTrees, deadline: Deadline
     ) -> dict[str, str]:
         """Load `modules` (name and path) with insmod; the errors of those that do not load, by name."""
         files = ((name, self._files.path(path)) for name, path in modules)
@@ -533,10 +518,10 @@ class LinuxHost(Ownership):
         kernel, profile = kernel_fact(self._roots, "osrelease"), self._profile
         return ModuleTrees(self._roots, kernel, profile.modules, profile.paths.firmware)
 
-    def warm(self, source: DriverSource, deadline: Deadline) -> int:
+    def warm(self, source: host.DriverSource, deadline: Deadline) -> int:
         return warm(lambda: self._read_by(source), deadline.bound(WARM_S))
 
-    def _read_by(self, source: DriverSource) -> Iterator[Path]:
+    def _read_by(self, source: host.DriverSource) -> Iterator[Path]:
         """The files that a load of `source` and its probe read: tools, modules, then the probe. Some may be missing."""
         yield from (Path(found) for name in kmod.KMOD_TOOLS if (found := shutil.which(name)))
         yield from self._trees().files_of(source)
@@ -545,14 +530,14 @@ class LinuxHost(Ownership):
             command = probe_command(self._files, probe, source.root) if probe is not None else None
             yield from (Path(word) for word in (command.argv if command is not None else ()) if word[:1] == "/")
 
-    def reload(self, source: DriverSource, names: tuple[str, ...], deadline: Deadline) -> None:
+    def reload(self, source: host.DriverSource, names: tuple[str, ...], deadline: Deadline) -> None:
         for name in names:
             self._load_one(source, name, deadline)
 
     def load_of_host(self, name: str, deadline: Deadline) -> None:
         """Load a module of the host's own kernel tree unless it is loaded. Raises ModuleFailed."""
         if not (self._roots.sys / "module" / name).is_dir():
-            self._load_one(DriverSource("/"), name, deadline)
+            self._load_one(host.DriverSource("/"), name, deadline)
 
     def parameters(self, deadline: Deadline) -> Mapping[str, str]:
         return kmod.loaded_parameters(self._roots.sys, self.modules(), deadline.bound(kmod.READ_S))
@@ -568,7 +553,7 @@ class LinuxHost(Ownership):
             events.wait(NODE_POLL_S)
         return True
 
-    def probe(self, root: str, deadline: Deadline) -> ProbeResult:
+    def probe(self, root: str, deadline: Deadline) -> host.ProbeResult:
         probe = self._profile.probe
         command, why = None, "the profile has no probe"
         try:
@@ -578,7 +563,7 @@ class LinuxHost(Ownership):
         except OSError as error:  # a loop of symlinks, or a dead file system
             why = f"{root} cannot be read: {error.strerror}"
         if probe is None or command is None:
-            return with_devices(self._roots, self._profile, lambda _: ProbeResult(Health.UNKNOWN, why))
+            return with_devices(self._roots, self._profile, lambda _: host.ProbeResult(host.Health.UNKNOWN, why))
         ran = run(command.argv, timeout_s=max(probe.timeout_s, deadline.left()), env=command.env)
         return with_devices(
             self._roots,
@@ -623,7 +608,7 @@ class LinuxHost(Ownership):
         looks = self._looks(deadline.bound(LOOK_S))
         return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, file_systems, looks)))
 
-    def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
+    def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[host.Holder, ...]:
         nodes = driver_nodes(self._roots, self._profile)
         return find_holders(
             self._roots.proc, self._roots.dev, nodes, enough=enough, looks=self._looks(deadline.bound(LOOK_S))
@@ -660,7 +645,7 @@ class LinuxHost(Ownership):
         """Queue the job without waiting: a signal would not interrupt systemctl's wait. Raises ModuleFailed."""
         argv = [*in_host(self._roots.proc, MOUNTS), "systemctl", verb, "--no-block", "--", name]
         result = run(argv, timeout_s=deadline.bound(SYSTEMCTL_TIMEOUT_S), env=host_path())
-        if result.status in NO_TOOL:
+        if result.status in host.NO_TOOL:
             raise ModuleFailed(
                 f"cannot {verb} host service {name}: the host has no systemctl",
                 f"{verb.capitalize()} it with the host's own tools, then run again.",
@@ -712,7 +697,7 @@ class LinuxHost(Ownership):
                 held = False
             yield held
 
-    def remove_marker(self, seen: Marker) -> None:
+    def remove_marker(self, seen: host.Marker) -> None:
         remove_marker(self._files, self._profile.paths.reboot_marker, seen)
 
     def _verify_version(self, name: str, version: str) -> None:

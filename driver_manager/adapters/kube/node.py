@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 from msgspec.structs import replace
 
+from driver_manager.adapters.kube import objects
 from driver_manager.adapters.kube.api import (
     BOOKMARK,
     DELETED,
@@ -25,19 +26,6 @@ from driver_manager.adapters.kube.api import (
     KubeApi,
     refused,
     sent,
-)
-from driver_manager.adapters.kube.objects import (
-    MAX_NAME_CHARS,
-    about_node,
-    as_claim,
-    as_node,
-    as_pod,
-    as_versioned,
-    condition_patch,
-    event_body,
-    node_patch,
-    understood,
-    writer_of_label,
 )
 from driver_manager.adapters.kube.transport import CONFLICT, EXPIRED, FORBIDDEN, INVALID, NOT_FOUND, Transport
 from driver_manager.adapters.process.clock import ThreadClock
@@ -75,7 +63,7 @@ def claims_in(api: KubeApi, namespaces: Iterable[str], named: Iterable[tuple[str
     """The claims of these namespaces; in one where they may not be listed, those in `named`. Raises as KubeApi."""
     # Pods hold these claims, so a 404 is an error: otherwise a pod would lose its device unseen.
     group = api.call("GET", _DRA, "get the versions of resource.k8s.io")
-    served = understood(lambda body: {str(one["version"]) for one in body.get("versions") or []}, group)
+    served = objects.understood(lambda body: {str(one["version"]) for one in body.get("versions") or []}, group)
     version = next((known for known in _DRA_VERSIONS if known in served), None)
     if version is None:
         raise ApiUnavailable(
@@ -92,7 +80,7 @@ def claims_in(api: KubeApi, namespaces: Iterable[str], named: Iterable[tuple[str
         except Answer as answer:
             found += _each(api, path, names, answer)
             continue
-        found += understood(lambda listed: [as_claim(item) for item in listed.get("items") or []], body)
+        found += objects.understood(lambda listed: [objects.as_claim(item) for item in listed.get("items") or []], body)
     return tuple(found)
 
 
@@ -105,7 +93,7 @@ def _each(api: KubeApi, path: str, names: Iterable[str], unlisted: Answer) -> It
             if answer.status == FORBIDDEN:
                 raise refused(unlisted.what, unlisted.message) from answer
             continue
-        yield understood(as_claim, body)
+        yield objects.understood(objects.as_claim, body)
 
 
 # Several requests at once, in threads. If the caller stops, threads start nothing more and are left behind: a hung
@@ -245,10 +233,10 @@ class KubeCluster:
         self._api.limit_retries(budget_s)
 
     def node(self, *, only_once: bool = False) -> Node:
-        return understood(as_node, self._node_call("GET", "get nodes", only_once=only_once))
+        return objects.understood(objects.as_node, self._node_call("GET", "get nodes", only_once=only_once))
 
     def label_writer(self, key: str) -> str:
-        return understood(partial(writer_of_label, key=key), self._node_call("GET", "get nodes"))
+        return objects.understood(partial(objects.writer_of_label, key=key), self._node_call("GET", "get nodes"))
 
     def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
         query = {"fieldSelector": f"metadata.name={self._node_name}"}
@@ -256,9 +244,9 @@ class KubeCluster:
             if kind == DELETED:
                 raise self._missing()
             if kind in PRESENT:
-                node = sent(as_node, thing)
+                node = sent(objects.as_node, thing)
                 if node.name != self._node_name:
-                    seen = one_line(node.name[:MAX_NAME_CHARS])
+                    seen = one_line(node.name[: objects.MAX_NAME_CHARS])
                     raise WatchBroken(f"the watch of node {self._node_name} sent node {seen}", "")
                 yield node
 
@@ -269,7 +257,7 @@ class KubeCluster:
             body = self._list_pods(query, _NO_RIGHT if can_narrow else frozenset())
         except Answer as answer:
             body = self._narrowed(query, refused(answer.what, answer.message))
-        return replace(understood(_as_pod_list, body), namespace=self._namespace)
+        return replace(objects.understood(_as_pod_list, body), namespace=self._namespace)
 
     def _list_pods(self, query: str, passing: frozenset[int] = frozenset()) -> dict[str, Any]:
         return self._api.whole_list(f"{self._pods}?{query}", "list pods", passing)
@@ -290,12 +278,12 @@ class KubeCluster:
 
     def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
         for kind, thing in self._api.watch(self._pods, "watch pods", self._on_node, resource_version, timeout_s):
-            version, _ = sent(as_versioned, thing)
+            version, _ = sent(objects.as_versioned, thing)
             if kind == BOOKMARK:
                 yield PodEvent(PodEventKind.BOOKMARK, None, version)
             elif kind in PRESENT or kind == DELETED:
                 what = PodEventKind.PRESENT if kind in PRESENT else PodEventKind.GONE
-                yield PodEvent(what, sent(as_pod, thing), version)
+                yield PodEvent(what, sent(objects.as_pod, thing), version)
 
     def claims(self, namespaces: Iterable[str], named: Iterable[tuple[str, str]] = ()) -> tuple[Claim, ...]:
         return claims_in(self._api, namespaces, named)
@@ -318,12 +306,12 @@ class KubeCluster:
                 self._beside = self._beside[0] + sent, self._beside[1] + again
 
     def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
-        body = node_patch(change, resource_version)
-        return understood(as_node, self._node_call("PATCH", "patch nodes", body))
+        body = objects.node_patch(change, resource_version)
+        return objects.understood(objects.as_node, self._node_call("PATCH", "patch nodes", body))
 
     def patch_node_where(self, operations: tuple[Operation, ...]) -> Node:
         body = [operation.to_json() for operation in operations]
-        return understood(as_node, self._node_call("PATCH", "patch nodes", body, JSON_PATCH))
+        return objects.understood(objects.as_node, self._node_call("PATCH", "patch nodes", body, JSON_PATCH))
 
     def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         return tuple(right for right in rights if not self._may(*right))
@@ -332,7 +320,7 @@ class KubeCluster:
         if not self._may_show_conditions:
             return None
         path, what = f"/api/v1/nodes/{self._node_name}/status?fieldManager={FIELD_MANAGER}", "patch nodes/status"
-        body = condition_patch(condition, self._clock.wall())
+        body = objects.condition_patch(condition, self._clock.wall())
         try:
             # Once, and not longer than the process may live: pods may be waiting for the rest of the run.
             answer = self._api.call(
@@ -352,7 +340,7 @@ class KubeCluster:
             self._may_show_conditions = False
             self._reporter.info(f"the condition {condition.kind} is not written: {error.what}")
             return None
-        return understood(as_node, answer)
+        return objects.understood(objects.as_node, answer)
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         try:
@@ -363,8 +351,8 @@ class KubeCluster:
         return True
 
     def record_event(self, reason: str, message: str, *, warning: bool, key: str) -> None:
-        about = about_node(self._node_name)
-        body = event_body(about, reason, message, self._clock.wall(), warning=warning, key=key)
+        about = objects.about_node(self._node_name)
+        body = objects.event_body(about, reason, message, self._clock.wall(), warning=warning, key=key)
         # An Answer, of the only status that passes: there is one of that name.
         with suppress(Answer):
             self._api.call("POST", _EVENTS, "create events", body, passing=frozenset({CONFLICT}), only_once=True)
@@ -415,7 +403,7 @@ class KubeCluster:
             answer = self._api.call("POST", _REVIEWS, "create selfsubjectaccessreviews", body)
         except ApiRefused:
             return True
-        return understood(lambda body: bool((body.get("status") or {}).get("allowed", True)), answer)
+        return objects.understood(lambda body: bool((body.get("status") or {}).get("allowed", True)), answer)
 
     @property
     def _pods(self) -> str:
@@ -435,10 +423,10 @@ def _passing(body: Body | None) -> frozenset[int]:
 
 
 def _as_pod_list(body: Mapping[str, Any]) -> PodList:
-    version, _ = as_versioned(body)
+    version, _ = objects.as_versioned(body)
     if not version:
         raise ValueError("a list without a version cannot be watched")
-    return PodList(tuple(as_pod(item) for item in body.get("items") or []), version)
+    return PodList(tuple(objects.as_pod(item) for item in body.get("items") or []), version)
 
 
 def evict(api: KubeApi, pod: Pod | DriverPod, *, dry_run: bool = False) -> Eviction:
