@@ -11,17 +11,8 @@ from driver_manager.core.node import show_condition
 from driver_manager.core.pods import Evictor
 from driver_manager.core.ports import Cluster, NodeDrainer, RebootHost, SlotStore
 from driver_manager.core.ports_base import Clock, Reporter
-from driver_manager.domain import events
+from driver_manager.domain import errors, events
 from driver_manager.domain.deadline import Deadline, around_s
-from driver_manager.domain.errors import (
-    ApiUnavailable,
-    Conflict,
-    ManagerError,
-    ModuleFailed,
-    NodeMissing,
-    PodsRemain,
-    Terminated,
-)
 from driver_manager.domain.node import Node, NodeChange, PodList, is_this_host
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods.workloads import (
@@ -116,7 +107,7 @@ class Rebooter:
             while self.round().act is not RebootAct.NOTHING:
                 # Jitter: the rebooters of many nodes start at the same time, and wait for the same slot.
                 self._ports.clock.sleep(around_s(self._interval_s, self._ports.clock.random(), ROUND_SHARE))
-        except Terminated:
+        except errors.Terminated:
             self._let_go()
             raise
 
@@ -128,10 +119,10 @@ class Rebooter:
                 if decision.act in ENDS:
                     self._last_trouble = ""
                     return decision
-            raise Conflict(f"not finished after {MAX_ACTS} steps", "No action needed; it is retried.")
-        except Terminated:
+            raise errors.Conflict(f"not finished after {MAX_ACTS} steps", "No action needed; it is retried.")
+        except errors.Terminated:
             raise
-        except ManagerError as error:
+        except errors.ManagerError as error:
             self._say_trouble(error)
             return RebootDecision(RebootAct.WAIT, error.what)
 
@@ -145,7 +136,7 @@ class Rebooter:
                 return decision
             self._ports.reporter.info(f"{decision.act.value}: {decision.reason}")
             self._acts[decision.act](state, decision.reason)
-        except Conflict as error:
+        except errors.Conflict as error:
             self._ports.reporter.info(f"{error.what}; looking again")
         return decision
 
@@ -174,7 +165,7 @@ class Rebooter:
         while True:
             try:
                 node = self._ports.cluster.node()
-            except NodeMissing:
+            except errors.NodeMissing:
                 node = None
             # Another process on this host changes the record and the Node one after the other. The two belong together
             # only if the record is the same before and after the read of the Node.
@@ -198,7 +189,7 @@ class Rebooter:
         if without_numbers(reason) != without_numbers(record.reason) and not self._policy.dry_run:
             self._keep(replace(record, reason=reason))
 
-    def _say_trouble(self, error: ManagerError) -> None:
+    def _say_trouble(self, error: errors.ManagerError) -> None:
         if error.what != self._last_trouble:
             self._ports.reporter.warn(f"{error.what}. {error.remedy} Trying again every {self._interval_s:g} s.")
         self._last_trouble = error.what
@@ -249,7 +240,7 @@ class Rebooter:
         change = granted(state)
         try:
             self._patch(change, node.resource_version)
-        except Conflict:
+        except errors.Conflict:
             # Keep the new record if the Node has the whole patch: the answer was lost, and the retry got the Conflict.
             there = self._ports.cluster.node().annotations
             if any(there.get(key) != value for key, value in change.annotations.items()):
@@ -270,7 +261,7 @@ class Rebooter:
         try:
             if self._ports.workloads is not None:
                 self._ports.workloads.clear()
-        except PodsRemain as error:
+        except errors.PodsRemain as error:
             self._ports.reporter.warn(f"{error.what}. {error.remedy}")
             self._give_up(self._observed(), error.what)
             return
@@ -308,7 +299,7 @@ class Rebooter:
         refused = replace(pending, commanded_s=None, refused_s=since_s, refusal=reason[:REASON_CHARS])
         self._keep(replace(state.record, pending=refused, reason=what))
         limit = f"the reboot is abandoned {self._policy.grace_s:g} s after the first refusal"
-        raise ModuleFailed(what, f"Remove what inhibits it; {limit}.")
+        raise errors.ModuleFailed(what, f"Remove what inhibits it; {limit}.")
 
     def _force(self, state: RebootState, _: str) -> None:
         pending = state.here
@@ -320,9 +311,9 @@ class Rebooter:
             return
         try:
             self._ports.host.force_reboot()
-        except Terminated:
+        except errors.Terminated:
             raise
-        except ManagerError as error:
+        except errors.ManagerError as error:
             self._ports.reporter.warn(f"{error.what}. {error.remedy}")
             self._give_up(self._observed(), f"neither the reboot command nor sysrq rebooted the host: {error.what}")
 
@@ -339,9 +330,9 @@ class Rebooter:
         lines = (f"{marker.reason} reboot of {self._policy.node}", *marker.evidence) if marker else ()
         try:
             self._ports.host.save_evidence(f"{int(state.wall_s)}-{state.reason}", lines)
-        except Terminated:
+        except errors.Terminated:
             raise
-        except ManagerError as error:
+        except errors.ManagerError as error:
             self._ports.reporter.warn(f"evidence is not saved: {error.what}")
 
     def _clean_up(self, state: RebootState, _: str) -> None:
@@ -424,7 +415,7 @@ class Rebooter:
                 state = self._observed()
                 if state.here is not None and state.here.commanded_s is None:
                     self._release(state, "asked to stop")
-            except ManagerError as error:
+            except errors.ManagerError as error:
                 self._ports.reporter.warn(f"not released: {error.what}; the next process releases it")
 
     def _keep(self, record: Record) -> None:
@@ -441,15 +432,15 @@ class Rebooter:
         if self._policy.keys.condition in node.conditions and not self._policy.dry_run:
             try:
                 show_condition(self._ports.cluster, self._policy.keys, node)
-            except Terminated:
+            except errors.Terminated:
                 raise
-            except ManagerError as error:
+            except errors.ManagerError as error:
                 self._ports.reporter.warn(f"the condition {self._policy.keys.condition} was not written: {error.what}")
 
     def _post(self, reason: str, message: str, key: str, *, warning: bool) -> None:
         """Post an Event, once. Raises ApiUnavailable if it may succeed later; the act then begins again."""
         if not self._ports.cluster.post_event(reason, message, warning=warning, key=event_key(reason, key)):
-            raise ApiUnavailable(f"the event {reason} could not be posted", "Check the API server.")
+            raise errors.ApiUnavailable(f"the event {reason} could not be posted", "Check the API server.")
 
 
 # The drain before a reboot: evict the pods that use the accelerator

@@ -20,20 +20,8 @@ from driver_manager.core.fleet_ports import Change, EventAbout, FactKind, FleetC
 from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain.deadline import pause_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, Conflict, ManagerError, Terminated
+from driver_manager.domain.fleet import state
 from driver_manager.domain.fleet.spec import Fleet, RolloutObject, RolloutPolicy, UpgradeState
-from driver_manager.domain.fleet.state import (
-    CLOCK_SET_S,
-    Act,
-    Announce,
-    CreatePod,
-    DeletePod,
-    FleetDecision,
-    MarkNode,
-    Phase,
-    RestartPod,
-    SetTemplate,
-    marked,
-)
 from driver_manager.domain.fleet.status import (
     PACE_S,
     FleetReport,
@@ -150,29 +138,29 @@ class Acting(Struct):
         lasting = self.rests.lasting().items()
         return {key.removeprefix(OF_NODE): why for key, why in lasting if key.startswith(OF_NODE)}
 
-    def do(self, act: Act, rollout: RolloutObject, policy: RolloutPolicy) -> None:
+    def do(self, act: state.Act, rollout: RolloutObject, policy: RolloutPolicy) -> None:
         """Do `act`, unless an act on the same object failed just now. Raises Terminated."""
         match act:
-            case MarkNode():
+            case state.MarkNode():
                 self.mark(act)
-            case RestartPod() | DeletePod():
+            case state.RestartPod() | state.DeletePod():
                 self._delete(act)
-            case CreatePod():
+            case state.CreatePod():
                 self._create(act, rollout)
-            case SetTemplate():
+            case state.SetTemplate():
                 self._set_template(act, rollout, policy)
-            case Announce():
+            case state.Announce():
                 self._announce(act, rollout)
             case _:
                 assert_never(act)
 
-    def mark(self, act: MarkNode) -> None:
+    def mark(self, act: state.MarkNode) -> None:
         """Write state and record on a Node, unless a request for it failed just now. Raises Terminated."""
         key = _of_node(act.node)
         if self.rests.is_resting(key):
             return
         with self.rests.attempt(key, lambda: self.world.doubt(NODES, act.node)):
-            item = self.cluster.patch_node(act.node, marked(act, self.keys), act.resource_version)
+            item = self.cluster.patch_node(act.node, state.marked(act, self.keys), act.resource_version)
             self.world.learn(NODES, item)
             if act.record is not None and not act.record.reason and act.state is UpgradeState.RESTART:
                 self.world.keep_pod(act.record.pod)
@@ -180,10 +168,10 @@ class Acting(Struct):
             self.reporter.info(f"node {act.node}: {act.state.value if act.state else 'no longer managed'}{why}")
             self._count(act)
 
-    def _count(self, act: Act) -> None:
+    def _count(self, act: state.Act) -> None:
         self.counts[type(act).__name__] += 1
 
-    def _delete(self, act: RestartPod | DeletePod) -> None:
+    def _delete(self, act: state.RestartPod | state.DeletePod) -> None:
         key = _of_node(act.node)
         if self.rests.is_resting(key):
             return
@@ -191,11 +179,11 @@ class Acting(Struct):
             self.world.try_pod(act.uid)
             self.cluster.delete_pod(act.namespace, act.name, act.uid)
             self.world.end_pod(act.uid)
-            if isinstance(act, RestartPod):
+            if isinstance(act, state.RestartPod):
                 self.reporter.info(f"node {act.node}: driver pod {act.namespace}/{act.name} is being restarted")
             self._count(act)
 
-    def _create(self, act: CreatePod, rollout: RolloutObject) -> None:
+    def _create(self, act: state.CreatePod, rollout: RolloutObject) -> None:
         """New task pods of a rollout share one backoff, as a refusal of one is a refusal of all."""
         key, node, pod = f"short-lived pods of rollout {rollout.key}", _of_node(act.node), f"{act.namespace}/{act.name}"
         if self.rests.is_resting(key) or self.rests.is_resting(node):
@@ -216,7 +204,7 @@ class Acting(Struct):
             self.reporter.info(f"node {act.node}: {act.task.value} pod {pod} is created")
             self._count(act)
 
-    def _set_template(self, act: SetTemplate, rollout: RolloutObject, policy: RolloutPolicy) -> None:
+    def _set_template(self, act: state.SetTemplate, rollout: RolloutObject, policy: RolloutPolicy) -> None:
         name, subject = policy.daemon_set, self.world.of(FactKind.DAEMON_SETS)
         key = f"DaemonSet {name}"
         if self.rests.is_resting(key):
@@ -233,7 +221,7 @@ class Acting(Struct):
             self.reporter.info(f"DaemonSet {name}: template of revision {act.revision}: {act.why}")
             self._count(act)
 
-    def _announce(self, act: Announce, rollout: RolloutObject) -> None:
+    def _announce(self, act: state.Announce, rollout: RolloutObject) -> None:
         """Post an Event. A failure is logged and has no other effect."""
         key = f"{act.reason}/{act.key}"
         alone = f"{rollout.uid}/{key}"  # another rollout may post the same reason for the same revision
@@ -277,9 +265,9 @@ AWAY_S = 120.0
 
 LEASE = "the Lease"
 
-ActT = TypeVar("ActT", bound=Act)
+ActT = TypeVar("ActT", bound=state.Act)
 
-Advance = Callable[[Fleet, float], FleetDecision]
+Advance = Callable[[Fleet, float], state.FleetDecision]
 
 
 class FleetPorts(Struct, frozen=True):
@@ -361,7 +349,7 @@ class FleetController:
         self._begin()
         if self._is_leading:
             before_s, wall_s = self._ports.leadership.last_renewed_s, self._ports.clock.wall()
-            if before_s is not None and not -CLOCK_SET_S < wall_s - before_s < AWAY_S:
+            if before_s is not None and not -state.CLOCK_SET_S < wall_s - before_s < AWAY_S:
                 self._clock_s = wall_s
             self._ports.reporter.info(f"leading the rollouts of namespace {self._namespace}")
             self._ports.cluster.follow(self._world.subjects())
@@ -431,7 +419,7 @@ class FleetController:
         for rollout in rollouts:
             if rollout.policy is None:
                 now_s = self._ports.clock.wall()
-                self._figures[rollout.key] = RolloutFigures(Phase.STALLED, {}, 0.0)
+                self._figures[rollout.key] = RolloutFigures(state.Phase.STALLED, {}, 0.0)
                 self._show(rollout, status_of_problems(rollout.problems, rollout.status, rollout.generation, now_s))
             elif not self._world.why_blind(rollout.policy):
                 self._decide(rollout, rollout.policy)
@@ -444,7 +432,7 @@ class FleetController:
         """If the wall clock was set, the time of all nodes under way begins again: it fails none of them."""
         wall_s = self._ports.clock.wall()
         offset_s = wall_s - self._ports.clock.monotonic()
-        if abs(offset_s - self._offset_s) > CLOCK_SET_S:
+        if abs(offset_s - self._offset_s) > state.CLOCK_SET_S:
             self._ports.reporter.warn(
                 f"the clock was set by {offset_s - self._offset_s:.0f} s: nodes get their time again"
             )

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from driver_manager.domain import events
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.fleet import waves
 from driver_manager.domain.fleet.spec import (
     CONDITION_TAINTS,
     REMOVAL_TAINTS,
@@ -53,16 +54,6 @@ from driver_manager.domain.fleet.state import (
     Untouched,
     pod_name,
     release,
-)
-from driver_manager.domain.fleet.waves import (
-    FAILING,
-    MAX_REASON_CHARS,
-    Budget,
-    Survey,
-    busy_units,
-    crews,
-    preflight_again,
-    preflight_told,
 )
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.text import shortened, spoken
@@ -233,8 +224,8 @@ def _not_passed(member: Member, terms: Terms) -> NodeDecision | None:
         return None
     if found.shown.result in (PreflightResult.PASSES, PreflightResult.RUNNING):
         return None
-    acts = preflight_again(member, found) if member.node.wants_retry else ()
-    return NodeDecision(NodePhase.LEFT_OUT, preflight_told(found.shown), acts)
+    acts = waves.preflight_again(member, found) if member.node.wants_retry else ()
+    return NodeDecision(NodePhase.LEFT_OUT, waves.preflight_told(found.shown), acts)
 
 
 def _waiting(member: Member, terms: Terms) -> NodeDecision | None:
@@ -529,7 +520,7 @@ def _judge_clearing(member: Member, record: NodeRecord, terms: Terms) -> NodeDec
         return None  # there was no pod to disturb
     if pod.exit_code == ExitCode.DONE or (_is_alive(pod) and member.node.cleared_by == pod.uid):
         return _cleared(member, record, terms, pod, driver)
-    if pod.exit_code in FAILING:
+    if pod.exit_code in waves.FAILING:
         return _failing(member, record, terms, f"it could not be cleared: {_message(pod)}")
     return _not_cleared_yet(member, record, terms, pod, driver)
 
@@ -590,7 +581,7 @@ def _not_cleared_yet(member: Member, record: NodeRecord, terms: Terms, pod: Task
     return NodeDecision(NodePhase.UNDER_WAY, why, acts, until_s=moment_s, untouched=held)
 
 
-def obsolete_clear_pods(seen: Survey) -> list[Act]:
+def obsolete_clear_pods(seen: waves.Survey) -> list[Act]:
     """Deletions of pods that are not needed any more; a pod that still holds a node releases it on SIGTERM."""
     members = {one.member.node.name: one.member for one in seen.standings}
     return [
@@ -627,7 +618,7 @@ def _is_back(record: NodeRecord, driver: DriverPod, terms: Terms) -> bool:
 
 def _message(pod: TaskPod) -> str:
     ended = "its pod ended without a result" if pod.exit_code is None else f"exit {pod.exit_code}"
-    return shortened(pod.message, MAX_REASON_CHARS) or ended
+    return shortened(pod.message, waves.MAX_REASON_CHARS) or ended
 
 
 def _clear_pod_name(member: Member, record: NodeRecord, fleet: Fleet) -> str:
@@ -691,7 +682,7 @@ cannot be deleted. The controller takes the node once more; if the pod stays aga
 """
 
 
-def restart(member: Member, found: Untouched, seen: Survey) -> tuple[tuple[Act, ...], float | None]:
+def restart(member: Member, found: Untouched, seen: waves.Survey) -> tuple[tuple[Act, ...], float | None]:
     """The acts on a taken node that is untouched, and when time alone changes them, in seconds since the epoch."""
     record, terms = found.record, seen.terms
     if found.has_begun:
@@ -761,7 +752,7 @@ def order(standings: Iterable[NodeStatus]) -> list[NodeStatus]:
     )
 
 
-def starts(seen: Survey, unchecked: Mapping[str, str]) -> Starts:
+def starts(seen: waves.Survey, unchecked: Mapping[str, str]) -> Starts:
     """The nodes that start now, and why others wait. `unchecked`: the reason of each node without a preflight."""
     found, terms, units = Starts(), seen.terms, seen.terms.policy.units
     candidates = []
@@ -776,9 +767,9 @@ def starts(seen: Survey, unchecked: Mapping[str, str]) -> Starts:
             found.reasons[name] = why
         else:
             candidates.append(standing)
-    budget = Budget(seen)
-    busy = busy_units(seen.standings, units, frozenset(found.blocked))
-    for unit, nodes in crews(candidates, units):
+    budget = waves.Budget(seen)
+    busy = waves.busy_units(seen.standings, units, frozenset(found.blocked))
+    for unit, nodes in waves.crews(candidates, units):
         never = budget.never(unit, nodes)
         found.never = found.never or never
         is_busy = unit in busy
@@ -796,7 +787,7 @@ def starts(seen: Survey, unchecked: Mapping[str, str]) -> Starts:
     return found
 
 
-def _why_closed(standing: NodeStatus, seen: Survey) -> str:
+def _why_closed(standing: NodeStatus, seen: waves.Survey) -> str:
     """Why neither the rollout nor the node's wave lets it start, "" if they do."""
     hold, gate = seen.hold, seen.turn.gate
     is_retry = standing.verdict.place is NodePhase.FAILED
