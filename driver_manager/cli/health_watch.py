@@ -19,20 +19,11 @@ from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.process.supervisor import Supervisor
 from driver_manager.adapters.report.http import parse_address
-from driver_manager.cli import lean
+from driver_manager.cli import lean, session
 from driver_manager.cli.health_watch_loop import TARGET, Launch
 from driver_manager.cli.lean import NodeWay
 from driver_manager.cli.main import warn_of_mistyped
 from driver_manager.cli.options import command, in_form, output_option, put, with_options
-from driver_manager.cli.session import (
-    host_roots,
-    log_form,
-    profile_of_host,
-    refuse_zero,
-    selector,
-    with_evidence,
-    with_shown_state,
-)
 from driver_manager.core.health import WatchPolicy
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode
@@ -72,7 +63,7 @@ def health_watch_command(*, once: bool, handover: bool, output: str, values: Val
     launch = _launch(values)
     if once:
         return _once(launch, output)
-    log = log_form(values)
+    log = session.log_form(values)
     document = launch.to_document()
     if not handover:
         warn_of_mistyped(log.reporter(time.time))
@@ -83,7 +74,7 @@ def health_watch_command(*, once: bool, handover: bool, output: str, values: Val
 
 def _launch(values: Values) -> Launch:
     """The settings of the loop, checked. Raises ConfigError."""
-    roots = host_roots(values)
+    roots = session.host_roots(values)
     boot_id(roots)  # fail now if the host cannot be read, and not at every turn
     profile = _profile(values, roots)
     timeout_s = values[settings.HEALTH_WATCH_TIMEOUT]
@@ -94,8 +85,8 @@ def _launch(values: Values) -> Launch:
         node=values[settings.NODE_NAME],
         settle_s=profile.probe.settle_s if profile.probe else 0.0,
     )
-    refuse_zero(settings.HEALTH_WATCH_INTERVAL, policy.interval_s)
-    refuse_zero(settings.HEALTH_WATCH_TIMEOUT, policy.timeout_s)
+    session.refuse_zero(settings.HEALTH_WATCH_INTERVAL, policy.interval_s)
+    session.refuse_zero(settings.HEALTH_WATCH_TIMEOUT, policy.timeout_s)
     for option in (settings.METRICS_TEXTFILE, settings.HEALTH_WATCH_READY_FILE):
         _refuse_without_folder(option, values[option])
     if values[settings.METRICS_ADDR]:
@@ -119,7 +110,7 @@ def _launch(values: Values) -> Launch:
         ),
         no_way=no_way,
         is_way_blocked=bool(no_way) and bool(transport.proxy_in_pod(os.environ)),
-        client_selector=selector(values, settings.CLIENT_SELECTOR).text,
+        client_selector=session.selector(values, settings.CLIENT_SELECTOR).text,
         argv=tuple(click.get_current_context().find_root().obj or ()),
     )
 
@@ -143,8 +134,8 @@ def _why_no_way(values: Values) -> str:
 
 
 def _profile(values: Values, roots: HostRoots) -> Profile:
-    profile = with_shown_state(profile_of_host(values, roots), values)
-    profile = with_evidence(profile, values)
+    profile = session.with_shown_state(session.profile_of_host(values, roots), values)
+    profile = session.with_evidence(profile, values)
     if profile.probe is None:
         raise ConfigError(
             f"the profile {profile.name} has no probe", "Add [probe] to it; the shipped profiles show how."

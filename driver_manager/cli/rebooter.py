@@ -23,19 +23,9 @@ from driver_manager.adapters.host.reboot import HostRebooter
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogReporter
 from driver_manager.adapters.report.publish import Textfile
-from driver_manager.cli import lean
+from driver_manager.cli import lean, session
 from driver_manager.cli.main import warn_of_mistyped
 from driver_manager.cli.options import command, with_options, zone
-from driver_manager.cli.session import (
-    eviction_consents,
-    host_roots,
-    kube_cluster,
-    log_form,
-    node_name,
-    profile_of_host,
-    refuse_zero,
-    with_shown_state,
-)
 from driver_manager.core.rebooter import NodeDrain, Rebooter, RebootPorts
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
@@ -84,11 +74,11 @@ def rebooter_command(*, dry_run: bool, values: Values) -> int:
     Runs continuously, one on each node. Without a marker it sends no request to the API server, except one read of the
     Node on its first start there. Needs the host's root (/host), /proc and namespaces.
     """
-    refuse_zero(settings.REBOOTER_INTERVAL, values[settings.REBOOTER_INTERVAL])
-    clock, roots = SystemClock(), host_roots(values)
+    session.refuse_zero(settings.REBOOTER_INTERVAL, values[settings.REBOOTER_INTERVAL])
+    clock, roots = SystemClock(), session.host_roots(values)
     profile = _profile(values, roots)
     policy = RebootPolicy(
-        node=node_name(values, roots),
+        node=session.node_name(values, roots),
         keys=profile.keys,
         auto_upgrade=values[settings.AUTO_UPGRADE],
         auto_recover=values[settings.AUTO_RECOVER],
@@ -102,12 +92,12 @@ def rebooter_command(*, dry_run: bool, values: Values) -> int:
         grace_s=values[settings.REBOOT_GRACE],
         dry_run=dry_run,
     )
-    log = log_form(values).reporter(clock.wall)
+    log = session.log_form(values).reporter(clock.wall)
     warn_of_mistyped(log)
     wired = Wired(values, clock, log, roots, profile, policy, _command(values))
     clock.install()
     # Read the kubeconfig even if there is nothing to do, so that the command reports a bad one at its start.
-    cluster = kube_cluster(values, policy.node, clock, log)
+    cluster = session.kube_cluster(values, policy.node, clock, log)
     try:
         if not _has_nothing_to_do(wired):
             _work(wired, cluster)
@@ -121,7 +111,7 @@ def rebooter_command(*, dry_run: bool, values: Values) -> int:
 
 
 def _profile(values: Values, roots: HostRoots) -> Profile:
-    profile = with_shown_state(profile_of_host(values, roots), values)
+    profile = session.with_shown_state(session.profile_of_host(values, roots), values)
     if not (profile.paths.reboot_marker and profile.paths.rebooter_record and profile.keys.reboot_slots):
         raise ConfigError(
             f"profile {profile.name} never asks for a reboot",
@@ -184,7 +174,7 @@ def _work(wired: Wired, cluster: KubeCluster) -> None:
     from driver_manager.adapters.kube.leases import LeaseSlots  # noqa: PLC0415  # the Kubernetes client, as above
 
     namespace = values[settings.OPERATOR_NAMESPACE] or values[settings.POD_NAMESPACE] or profile.namespace
-    rules = replace(eviction_consents(values), is_enabled=True)
+    rules = replace(session.eviction_consents(values), is_enabled=True)
     ports = RebootPorts(
         cluster,
         LeaseSlots(cluster.api, namespace, profile.keys),
@@ -230,4 +220,4 @@ def _become_idle(wired: Wired) -> NoReturn:
         "keeps_record": not wired.policy.dry_run,
         "argv": sys.argv[1:],
     }
-    lean.become(IDLE, document, log_form(wired.values))
+    lean.become(IDLE, document, session.log_form(wired.values))

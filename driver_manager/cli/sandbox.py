@@ -23,19 +23,9 @@ from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.fleet.spec import UpgradeState
 from driver_manager.domain.text import shortened
 from driver_manager.profiles import builtin
+from driver_manager.sandbox import scenarios
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.fleet import FLEET_SCENARIOS, HEADINGS, FleetScenario, NodeRow, Picture, run_fleet_scenario
-from driver_manager.sandbox.scenarios import (
-    REBOOT_SCENARIOS,
-    SCENARIOS,
-    NamedScenario,
-    NodeSummary,
-    Scenario,
-    ScenarioReport,
-    run_reboot_scenario,
-    run_scenario,
-    run_shell,
-)
 
 # The screen of a scenario: lines, and on a terminal a table of the fleet below them, which is redrawn. Without room or
 # without a terminal each change is a line.
@@ -132,7 +122,7 @@ def _colour(row: NodeRow) -> str:
     return GREEN if row.upgrade == UpgradeState.DONE.value else ""
 
 
-ALL: dict[str, NamedScenario] = {**SCENARIOS, **REBOOT_SCENARIOS, **FLEET_SCENARIOS}
+ALL: dict[str, scenarios.NamedScenario] = {**scenarios.SCENARIOS, **scenarios.REBOOT_SCENARIOS, **FLEET_SCENARIOS}
 
 
 def _names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -165,10 +155,10 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, wants_shell
         near = difflib.get_close_matches(name, ALL, n=1)
         meant = f"Did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"there is no scenario {name!r}", f"{meant}See `driver-manager sandbox --list`.")
-    if wants_shell and (wants_all or output == "json" or name in REBOOT_SCENARIOS):
+    if wants_shell and (wants_all or output == "json" or name in scenarios.REBOOT_SCENARIOS):
         raise ConfigError(
             "--shell needs one scenario without a rebooter, and text output",
-            f"Leave out --all and -o json, and give one of {', '.join([*SCENARIOS, *FLEET_SCENARIOS])}.",
+            f"Leave out --all and -o json, and give one of {', '.join([*scenarios.SCENARIOS, *FLEET_SCENARIOS])}.",
         )
     names = list(ALL) if wants_all else [name]
     reports = [_play(each, output, wants_shell=wants_shell) for each in names]
@@ -180,26 +170,26 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, wants_shell
     return ExitCode.INTERNAL if any(report.problems for report in reports) else ExitCode.DONE
 
 
-def _play(name: str, output: str, *, wants_shell: bool) -> ScenarioReport:
+def _play(name: str, output: str, *, wants_shell: bool) -> scenarios.ScenarioReport:
     screen = FleetScreen(sys.stderr if output == "json" else sys.stdout)
     screen.line(f"sandbox: {name}: {ALL[name].summary}")
     if name in FLEET_SCENARIOS:
         scenario = FLEET_SCENARIOS[name]
         shell = partial(_open_fleet_shell, scenario, screen) if wants_shell else None
         report = run_fleet_scenario(scenario.by_hand if wants_shell else scenario, screen, shell)
-    elif name in REBOOT_SCENARIOS:
-        report = run_reboot_scenario(REBOOT_SCENARIOS[name], screen)
+    elif name in scenarios.REBOOT_SCENARIOS:
+        report = scenarios.run_reboot_scenario(scenarios.REBOOT_SCENARIOS[name], screen)
     else:
-        return _play_scenario(SCENARIOS[name], screen, wants_shell=wants_shell)
+        return _play_scenario(scenarios.SCENARIOS[name], screen, wants_shell=wants_shell)
     if report.problems or not wants_shell:
         _show(report, screen)
     return report
 
 
-def _play_scenario(scenario: Scenario, screen: FleetScreen, *, wants_shell: bool) -> ScenarioReport:
+def _play_scenario(scenario: scenarios.Scenario, screen: FleetScreen, *, wants_shell: bool) -> scenarios.ScenarioReport:
     """Play the scenario, and show its report while the server and the host still run."""
 
-    def then(report: ScenarioReport, env: Mapping[str, str]) -> None:
+    def then(report: scenarios.ScenarioReport, env: Mapping[str, str]) -> None:
         _show(report, screen)
         if wants_shell:
             lines = (
@@ -215,7 +205,7 @@ def _play_scenario(scenario: Scenario, screen: FleetScreen, *, wants_shell: bool
             title = f"{NODE} is up until you leave this shell; driver-manager and kubectl work on it"
             _open_shell(title, lines, screen, env)
 
-    return run_scenario(scenario, screen, screen.terminal, then)
+    return scenarios.run_scenario(scenario, screen, screen.terminal, then)
 
 
 def _open_shell(title: str, lines: Sequence[str], screen: FleetScreen, env: Mapping[str, str]) -> None:
@@ -226,7 +216,7 @@ def _open_shell(title: str, lines: Sequence[str], screen: FleetScreen, env: Mapp
     screen.line("")
     sys.stdout.flush()
     screen.end()
-    run_shell(env)
+    scenarios.run_shell(env)
 
 
 def _open_fleet_shell(scenario: FleetScenario, screen: FleetScreen, env: Mapping[str, str]) -> None:
@@ -247,7 +237,7 @@ def _open_fleet_shell(scenario: FleetScenario, screen: FleetScreen, env: Mapping
     _open_shell(title, [f"{line:<40}# {why}" for line, why in rows], screen, env)
 
 
-def _show(report: ScenarioReport, screen: FleetScreen) -> None:
+def _show(report: scenarios.ScenarioReport, screen: FleetScreen) -> None:
     if not report.is_shown:
         screen.chapter("timeline: what the cluster and the node saw (… stands for the deploy labels' common prefix)")
         for happening in report.timeline:
@@ -265,7 +255,7 @@ def _show(report: ScenarioReport, screen: FleetScreen) -> None:
         screen.line("as expected: " + report.scenario.summary)
 
 
-def _rows(before: NodeSummary, after: NodeSummary) -> list[str]:
+def _rows(before: scenarios.NodeSummary, after: scenarios.NodeSummary) -> list[str]:
     pairs: list[tuple[str, Any, Any]] = [
         (key, before.labels.get(key, "(absent)"), after.labels.get(key, "(absent)"))
         for key in sorted(before.labels | after.labels)
@@ -288,7 +278,7 @@ def _mark(old: str, new: str) -> str:
     return new if old == new else styled(f"{new}  (changed)", fg="yellow")
 
 
-def _as_json(report: ScenarioReport) -> dict[str, Any]:
+def _as_json(report: scenarios.ScenarioReport) -> dict[str, Any]:
     return {
         "scenario": report.scenario.name,
         "exitCodes": report.exit_codes,

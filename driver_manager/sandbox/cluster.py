@@ -22,18 +22,7 @@ from msgspec import Struct, field
 
 from driver_manager.domain import events
 from driver_manager.domain.profile import Profile
-from driver_manager.sandbox.apiserver import (
-    SERVER_VERSION,
-    ApiServer,
-    Controller,
-    DaemonSetController,
-    Event,
-    Kubelet,
-    Obj,
-    Store,
-    run_pod,
-    timestamp,
-)
+from driver_manager.sandbox import apiserver
 from driver_manager.sandbox.host import KERNEL, MACHINE_ID, HostTree
 
 NODE = "sandbox-node"
@@ -57,17 +46,17 @@ class Happening(Struct, frozen=True):
     text: str
 
 
-class Recorder(Controller):
+class Recorder(apiserver.Controller):
     """Records changes of the node's labels, cordon and annotations, and of pods."""
 
     resources = ("nodes", "pods")
 
-    def __init__(self, store: Store, profile: Profile) -> None:
+    def __init__(self, store: apiserver.Store, profile: Profile) -> None:
         super().__init__(store)
         self._profile = profile
         self.happenings: list[Happening] = []
 
-    def _handle(self, events: Sequence[Event]) -> None:
+    def _handle(self, events: Sequence[apiserver.Event]) -> None:
         has_several = len(self._store.list_objects("nodes")[0]) > 1
         for event in events:
             previous, metadata = event.previous, event.obj["metadata"]
@@ -82,7 +71,7 @@ class Recorder(Controller):
                 texts = [name + text for text in self._node_texts(previous, event.obj)]
             self.happenings += [Happening(time.monotonic(), text) for text in texts]
 
-    def _node_texts(self, before: Obj, after: Obj) -> list[str]:
+    def _node_texts(self, before: apiserver.Obj, after: apiserver.Obj) -> list[str]:
         keys, prefix = self._profile.keys, self._profile.deploy.prefix
         labels, notes = (_changes(before, after, part) for part in ("labels", "annotations"))
         texts = [
@@ -104,7 +93,7 @@ class Recorder(Controller):
 ABSENT = "(absent)"
 
 
-def _changes(before: Obj, after: Obj, part: str) -> dict[str, tuple[str, str]]:
+def _changes(before: apiserver.Obj, after: apiserver.Obj, part: str) -> dict[str, tuple[str, str]]:
     """The values before and after of the changed labels or annotations."""
     old, new = (obj["metadata"].get(part, {}) for obj in (before, after))
     found = {key: (old.get(key, ABSENT), new.get(key, ABSENT)) for key in sorted(old | new)}
@@ -122,17 +111,17 @@ class SandboxCluster(Struct, dict=True):
     stop_s: float = 0.6
 
     def __enter__(self) -> Self:
-        self.store = Store()
+        self.store = apiserver.Store()
         self._stack = ExitStack()
-        self.server = self._stack.enter_context(ApiServer(self.store))
+        self.server = self._stack.enter_context(apiserver.ApiServer(self.store))
         self.store.create("nodes", self._node())
         for name in OPERANDS if self.profile.deploy.prefix else ():
             self._daemonset(f"rbln-{name}", self.profile.deploy.prefix + name)
         for key in self.profile.deploy.on_unless_false:
             self._on_unless_false(key)
         self._daemonset("rbln-driver", self._driver_key, digest=self.digest)
-        self._stack.enter_context(Kubelet(self.store, start_s=0.05, stop_s=self.stop_s))
-        self._stack.enter_context(DaemonSetController(self.store))
+        self._stack.enter_context(apiserver.Kubelet(self.store, start_s=0.05, stop_s=self.stop_s))
+        self._stack.enter_context(apiserver.DaemonSetController(self.store))
         self.store.wait_until(self._all_run, "the first pods")
         self.recorder = self._stack.enter_context(Recorder(self.store, self.profile))
         self.kubeconfig = self._written("kubeconfig", self.server.kubeconfig())
@@ -194,7 +183,7 @@ class SandboxCluster(Struct, dict=True):
         since = (Happening(one.at_s - begun_s, one.text) for one in found if one.at_s >= begun_s)
         return sorted(since, key=lambda one: one.at_s)
 
-    def play(self, controller: Controller) -> None:
+    def play(self, controller: apiserver.Controller) -> None:
         self._stack.enter_context(controller)
 
     def restarted(self) -> list[str]:
@@ -246,11 +235,11 @@ class SandboxCluster(Struct, dict=True):
         return found == wanted and len(running_pods(self.store)) == wanted - 1
 
 
-def running_pods(store: Store) -> list[Obj]:
+def running_pods(store: apiserver.Store) -> list[apiserver.Obj]:
     return store.list_objects("pods", fields="status.phase=Running")[0]
 
 
-def names_of(objects: Iterable[Obj]) -> list[str]:
+def names_of(objects: Iterable[apiserver.Obj]) -> list[str]:
     return [obj["metadata"]["name"] for obj in objects]
 
 
@@ -281,14 +270,14 @@ def daemon_set(name: str, namespace: str, nodes: dict[str, str], template: dict[
 
 
 def _status(tree: HostTree, *, is_ready: bool) -> dict[str, Any]:
-    now, reason = timestamp(), "KubeletReady" if is_ready else "KubeletNotReady"
+    now, reason = apiserver.timestamp(), "KubeletReady" if is_ready else "KubeletNotReady"
     times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
     return {
         "nodeInfo": {
             "bootID": tree.boot_id,
             "machineID": MACHINE_ID,
             "kernelVersion": KERNEL,
-            "kubeletVersion": SERVER_VERSION,
+            "kubeletVersion": apiserver.SERVER_VERSION,
         },
         "conditions": [{"type": "Ready", "status": str(is_ready), "reason": reason} | times],
         "capacity": CAPACITY,
@@ -419,7 +408,7 @@ LABEL = "rebellions.ai/npu-driver-manager.client"
 PID = 5151
 
 
-class Agent(Controller):
+class Agent(apiserver.Controller):
     """Opens the device in the agent's pods. Their init container waits while a run has the node."""
 
     resources = ("nodes", "pods")
@@ -432,7 +421,7 @@ class Agent(Controller):
         self._waiting: dict[str, dict[str, Any]] = {}
         self._holder = ""
 
-    def _handle(self, events: Sequence[Event]) -> None:
+    def _handle(self, events: Sequence[apiserver.Event]) -> None:
         for event in events:
             if event.resource == "nodes":
                 self._is_taken = self._journal in event.obj["metadata"].get("annotations", {})
@@ -441,11 +430,11 @@ class Agent(Controller):
         for pod in self._waiting.values() if not self._is_taken else ():
             self._holder = pod["metadata"]["uid"]
             self._tree.hold_device_by(PID, AGENT, pod_uid=self._holder)
-            run_pod(self._store, pod)
+            apiserver.run_pod(self._store, pod)
         if not self._is_taken:
             self._waiting.clear()
 
-    def _look_at(self, event: Event) -> None:
+    def _look_at(self, event: apiserver.Event) -> None:
         uid = event.obj["metadata"]["uid"]
         if event.type == "DELETED":
             self._waiting.pop(uid, None)
