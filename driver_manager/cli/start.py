@@ -29,7 +29,7 @@ COLLECT_AFTER = 100_000
 def entry() -> None:
     words = sys.argv[1:3]
     if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # libraries warn their users' authors, and not the people who read this
+        warnings.simplefilter("ignore")  # warnings of libraries are for developers
     signal.pthread_sigmask(signal.SIG_BLOCK, _kept(words))
     if not _is_loop(words):
         gc.set_threshold(COLLECT_AFTER)

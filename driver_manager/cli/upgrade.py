@@ -275,7 +275,7 @@ def open_upgrade(values: Values, name: str, timeout_s: float) -> NodeUpgrade:
     node, end = understood(as_node, desk.node()), Deadline.after(timeout_s, clock.monotonic)
     soon = end.within(ABSENT_S)
     while not desk.drivers(namespace) and not soon.is_over:
-        clock.sleep(POLL_S)  # as while the DaemonSet's controller replaces it
+        clock.sleep(POLL_S)  # the DaemonSet's controller may be replacing it
     pods = of_one_daemon_set(name, desk.drivers(namespace), named.name if named is not None else "")
     profile = named or known.get(pods[0].profile) or profiles.pick(profiles.AUTO, known, node.labels)
     return NodeUpgrade(desk, clock, log, profile, pods[0].pod.namespace, pods[0].daemon_set, end)

@@ -403,7 +403,7 @@ class Ownership:
         """Raise OwnedElsewhere unless the note names `owner`. An unreadable note does not."""
         found = self._files.text(self._note)
         if found != _fence_text(owner):
-            who = found.partition("\n")[2].strip() or "somebody"
+            who = found.partition("\n")[2].strip() or "another run"
             raise OwnedElsewhere(
                 f"the driver was taken over by {who} meanwhile",
                 "No action needed: this run stopped changing the driver, and that run releases the node.",

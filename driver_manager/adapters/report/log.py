@@ -258,7 +258,7 @@ class LogForm(Struct, frozen=True):
 
     @classmethod
     def of(cls, wanted: str, level: str, termination_log: str, *, is_of_pods: bool) -> LogForm:
-        """The form that `wanted`, a value of LOG_FORMAT, means for a command that containers of pods run, or people."""
+        """The form for `wanted`, a value of LOG_FORMAT. `is_of_pods`: containers of pods run the command."""
         in_background = is_of_pods and not sys.stderr.isatty()
         typed_in = Place.NODE if "KUBERNETES_SERVICE_HOST" in os.environ else Place.LAPTOP
         as_json = wanted == "json" or (wanted != "text" and in_background)

@@ -354,7 +354,7 @@ class FleetController:
             self._ports.reporter.info(f"leading the rollouts of namespace {self._namespace}")
             self._ports.cluster.follow(self._world.subjects())
         else:
-            self._ports.reporter.info(f"standing by: {self._ports.leadership.leader or 'nobody'} leads")
+            self._ports.reporter.info(f"standing by: {self._ports.leadership.leader or 'no controller'} leads")
             self._ports.cluster.follow(frozenset())
 
     def _begin(self) -> None:

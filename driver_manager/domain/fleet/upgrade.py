@@ -132,9 +132,9 @@ def why_not(scene: NodeScene) -> ManagerError | None:
         return StandingDown(
             f"an operator manages the driver upgrades of node {node.name}", "Let the operator upgrade the node."
         )
-    fight = next(filter(None, (_why_rollout(one, scene) for one in scene.rollouts)), None)
-    if fight is not None:
-        return fight
+    conflict = next(filter(None, (_why_rollout(one, scene) for one in scene.rollouts)), None)
+    if conflict is not None:
+        return conflict
     if node.driver_state is NodeState.UPGRADING and node.is_taken_by_run:
         return OwnedElsewhere(f"a run is at work on node {node.name}", "Wait until it has ended.")
     obstacle = next(filter(None, _obstacles(scene)), "")
@@ -143,7 +143,7 @@ def why_not(scene: NodeScene) -> ManagerError | None:
 
 
 def _why_rollout(rollout: RolloutObject, scene: NodeScene) -> ManagerError | None:
-    """Why the upgrade would fight with this rollout, None if it would not."""
+    """Why the upgrade conflicts with this rollout, None if it does not."""
     policy, node = rollout.policy, scene.node
     if rollout.is_deleting or policy is None or policy.daemon_set != scene.daemon_set.name:
         return None
@@ -171,7 +171,7 @@ def _obstacles(scene: NodeScene) -> Iterable[str]:
 # How the run of the new pod ends
 
 TRANSIENT = frozenset({ExitCode.API_UNAVAILABLE, ExitCode.OWNED_ELSEWHERE})
-"""Exit codes after which the kubelet's next start of the run may succeed by itself; so may it after a signal."""
+"""Exit codes after which the kubelet's next start of the run may succeed; it may also after a signal."""
 
 SIGNALLED = 128
 
