@@ -14,16 +14,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from driver_manager.adapters.host import health
 from driver_manager.adapters.host.files import HostRoots
-from driver_manager.adapters.host.health import (
-    CLIENTS_S,
-    EVIDENCE_S,
-    MUTE_S,
-    REPORT_S,
-    ChildKeeper,
-    ChildNotifier,
-    HostMarks,
-)
 from driver_manager.adapters.host.probe import ToolProber
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.process.supervisor import KILL_S, TERM_S, Supervisor, TaskProcess
@@ -84,11 +76,11 @@ def run(document: dict[str, Any], log: LogForm) -> int:
     reporter = log.reporter(clock.wall)
     supervisor = Supervisor(clock, launch.roots.proc)
     prober = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s)
-    marks = HostMarks(launch.roots, launch.profile, clock)
+    marks = health.HostMarks(launch.roots, launch.profile, clock)
     publish = _publisher(launch, clock, reporter)
-    notifier = ChildNotifier(_process(launch, clock, log)) if launch.way is not None else None
+    notifier = health.ChildNotifier(_process(launch, clock, log)) if launch.way is not None else None
     # Evidence has its own process, as that may get stuck.
-    keeper = ChildKeeper(_process(launch, clock, log, "evidence")) if launch.profile.paths.evidence else None
+    keeper = health.ChildKeeper(_process(launch, clock, log, "evidence")) if launch.profile.paths.evidence else None
     ports = WatchPorts(prober, marks, clock, reporter, notifier, keeper)
     watch = HealthWatch(ports, launch.policy, publish)
     policy = launch.policy
@@ -158,7 +150,7 @@ def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
     from driver_manager.adapters.report.http import Endpoint, Heartbeat, StatusServer  # noqa: PLC0415
 
     policy = launch.policy
-    longest_s = MUTE_S + EVIDENCE_S + REPORT_S + CLIENTS_S + 5 * (TERM_S + KILL_S)
+    longest_s = health.MUTE_S + health.EVIDENCE_S + health.REPORT_S + health.CLIENTS_S + 5 * (TERM_S + KILL_S)
     heartbeat = Heartbeat(clock, policy.interval_s + max(policy.timeout_s, policy.settle_s) + longest_s + GRACE_S)
     endpoint = Endpoint(heartbeat, lambda: others_of(launch.roots, launch.profile.paths))
     StatusServer(clock, launch.metrics_addr, endpoint.respond)
