@@ -23,8 +23,8 @@ TESTS = Path(__file__).parents[1]
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
 MODULES = 118
-PACKAGE_LINES = 42_950
-TEST_LINES = 83_400
+PACKAGE_LINES = 42_800
+TEST_LINES = 83_600
 
 CHOICES_AMONG_STEPS = 9
 SHORT_LINES = 60

@@ -45,7 +45,10 @@ BLOCKERS = {
     "a process of a pod": ("hold=pod", 4),
     "a process of the host": (f"hold {LOADS}", 4),
     "the kernel": ("hold-unnamed", 4),
-    "a component that has paused an operand": (f"label={PLUGIN}:paused-for-mig-change env=POD_TERMINATION_TIMEOUT:1s", 3),
+    "a component that has paused an operand": (
+        f"label={PLUGIN}:paused-for-mig-change env=POD_TERMINATION_TIMEOUT:1s",
+        3,
+    ),
     "a pod that may not be evicted": ("workload=dir env=ENABLE_NPU_POD_EVICTION:true", 3),
     "an eviction that is not enabled": ("workload", 3),
     "modules that are disabled": (f"{LOADS} modules-disabled", 6),
