@@ -58,7 +58,8 @@ def health_watch_command(*, once: bool, handover: bool, output: str, values: Val
     """Run the profile's probe at an interval; after several consecutive failures the driver counts as wedged.
 
     Then the driver's ready marker is withdrawn; where only a reboot helps, the recovery marker is written for the
-    rebooter. Both are undone when the driver recovers. Sends no request to the API server. SIGHUP reloads the profile.
+    rebooter. Both are undone when the driver recovers. A short-lived process reports changes on the Node. SIGHUP
+    reloads the profile.
     """
     launch = _launch(values)
     if once:

@@ -290,7 +290,7 @@ def _groups(body: Json, place: NodePhase) -> list[str]:
     found = by_reason((node["node"], node["reason"]) for node in body["nodes"] if node["place"] == place.value)
     above = body["message"]
     return [
-        f"{several(names)}{f' ({len(names)})' if len(names) > 1 else ''}: {'as above' if why in above else why}"
+        f"{several(names)}{f' ({len(names)})' if len(names) > 1 else ''}: {'as in the first line' if why in above else why}"
         for why, names in found
     ]
 

@@ -385,7 +385,10 @@ def node_name(values: Values, roots: HostRoots) -> str:
     if not name and roots.root != Path("/"):
         name = host_name(roots)
     if not name:
-        raise ConfigError("the name of the node is not set", "Set NODE_NAME (or --node-name).")
+        raise ConfigError(
+            "the name of the node is not set",
+            "Set NODE_NAME (or --node-name); `driver-manager status --all` lists the nodes.",
+        )
     if not all(part.replace("-", "").isalnum() and part == part.lower() for part in name.split(".")):
         raise ConfigError(f"{name!r} is not the name of a node", "Set NODE_NAME (or --node-name) to its name.")
     return name
