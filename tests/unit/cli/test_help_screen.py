@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.cli.main import COMMANDS, SHELLS, LazyGroup, cli, run
+from driver_manager.cli.main import COMMANDS, PREFLIGHT, SHELLS, LazyGroup, cli, run
 from driver_manager.cli.options import VARIABLES, ScreenCommand, SettingOption, first_sentence
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
@@ -140,7 +140,7 @@ def test_another_shell_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (("",), sorted(COMMANDS)),
+        (("",), sorted(COMMANDS.keys() - {PREFLIGHT})),
         (("re",), ["rebooter", "reconcile-driver-state", "reconcile-vfio-state", "restore"]),
         (("plan", "--driver-l"), ["--driver-load"]),
         (("plan", "--driver-load", ""), ["container", "manager", "none"]),
