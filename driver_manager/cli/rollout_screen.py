@@ -289,10 +289,11 @@ def _one(node: Json, now_s: float) -> str:
 def _groups(body: Json, place: NodePhase) -> list[str]:
     found = by_reason((node["node"], node["reason"]) for node in body["nodes"] if node["place"] == place.value)
     above = body["message"]
-    return [
-        f"{several(names)}{f' ({len(names)})' if len(names) > 1 else ''}: {'as in the first line' if why in above else why}"
-        for why, names in found
-    ]
+    lines = []
+    for why, names in found:
+        count = f" ({len(names)})" if len(names) > 1 else ""
+        lines.append(f"{several(names)}{count}: {'as in the first line' if why in above else why}")
+    return lines
 
 
 def _named(revision: Json) -> str:

@@ -632,7 +632,7 @@ def test_an_owner_that_cannot_be_noted_takes_the_note_of_the_one_before_away(sim
     note_file = Path(f"{SIMULATED}{ASCEND.paths.owner_note}")
     assert not [name for name in names(note_file.parent) if name == note_file.name or name.startswith(".")]
     for owner in (first, second):
-        with pytest.raises(OwnedElsewhere, match="taken over by somebody"), ownership.owned(owner):
+        with pytest.raises(OwnedElsewhere, match="taken over by another run"), ownership.owned(owner):
             pytest.fail("nobody is noted, so nobody may go on")
 
 

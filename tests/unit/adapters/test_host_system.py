@@ -743,7 +743,7 @@ def test_a_note_that_is_gone_or_garbage_is_nobodys(machine: Machine, text: str |
     take(machine.system(), FIRST)
     note = machine.root / PATHS.owner_note.lstrip("/")
     note.unlink() if text is None else note.write_text(text)
-    with pytest.raises(OwnedElsewhere, match="taken over by somebody"), machine.system().owned(FIRST):
+    with pytest.raises(OwnedElsewhere, match="taken over by another run"), machine.system().owned(FIRST):
         pytest.fail("the effect must not begin")
 
 
