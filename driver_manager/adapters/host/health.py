@@ -13,16 +13,7 @@ from driver_manager.adapters.host.notes import DriverFiles, RunFiguresFile, load
 from driver_manager.adapters.process.supervisor import TaskProcess, problem_in
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.health.watch import (
-    ClientAnswer,
-    Kept,
-    Mute,
-    MuteAnswer,
-    Notice,
-    Surroundings,
-    is_own,
-    parsed_mute,
-)
+from driver_manager.domain.health import watch
 from driver_manager.domain.host import Marker, encode_marker
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import Profile
@@ -35,7 +26,7 @@ class HostMarks(DriverFiles):
         super().__init__(roots, profile, clock, profile.paths.work_lock)
 
     @contextmanager
-    def alone(self) -> Generator[Surroundings, None, None]:
+    def alone(self) -> Generator[watch.Surroundings, None, None]:
         with contextlib.ExitStack() as stack:
             with changing(self._paths.work_lock):
                 is_alone = stack.enter_context(self._lock.alone(self._clock))
@@ -66,7 +57,7 @@ class HostMarks(DriverFiles):
             raise ConfigError(
                 f"cannot write {path} on the host: a dangling symlink is in its place", "Remove it if nothing needs it."
             )
-        if current is not None and is_own(current) and current.is_stale(marker.boot_id):
+        if current is not None and watch.is_own(current) and current.is_stale(marker.boot_id):
             self._files.write(path, text)
 
     def clear_request(self) -> None:
@@ -93,12 +84,12 @@ class HostMarks(DriverFiles):
         """Time of the last `remember` or `touch`, in seconds since the epoch; None if there is no record."""
         return self._files.written_s(self._paths.health_record)
 
-    def _seen(self, *, is_reconciling: bool) -> Surroundings:
+    def _seen(self, *, is_reconciling: bool) -> watch.Surroundings:
         paths = self._paths
         marker, problem = read_marker(self._files, paths.reboot_marker)
         mute, mute_problem = self._mute()
         this_boot = boot_id(self._roots)
-        return Surroundings(
+        return watch.Surroundings(
             boot_id=this_boot,
             driver=load_text(self._roots, self._modules),
             is_loaded=self._modules.are_loaded(self._is_live),
@@ -113,7 +104,7 @@ class HostMarks(DriverFiles):
             baseline=read_baseline(self._files, paths, this_boot),
         )
 
-    def _mute(self) -> tuple[Mute | None, str]:
+    def _mute(self) -> tuple[watch.Mute | None, str]:
         """The mute in the host's file, or why it cannot be read; (None, "") if the file is missing."""
         path = self._paths.mute_file
         try:
@@ -123,7 +114,7 @@ class HostMarks(DriverFiles):
         if text is None:
             return None, ""
         try:
-            return parsed_mute(text, f"{path} on the host"), ""
+            return watch.parsed_mute(text, f"{path} on the host"), ""
         except ValueError as error:
             return None, str(error)
 
@@ -150,25 +141,25 @@ class ChildNotifier:
     def __init__(self, process: TaskProcess) -> None:
         self._process = process
 
-    def mute(self) -> MuteAnswer:
+    def mute(self) -> watch.MuteAnswer:
         answer = self._process.ask(MUTE_S, {"task": "mute"})
         if "text" not in answer:
-            return MuteAnswer(None, str(answer.get("invalid", "")), problem_in(answer))
+            return watch.MuteAnswer(None, str(answer.get("invalid", "")), problem_in(answer))
         try:
-            return MuteAnswer(Mute(float(answer["until_s"]), str(answer["text"]), str(answer["where"])))
+            return watch.MuteAnswer(watch.Mute(float(answer["until_s"]), str(answer["text"]), str(answer["where"])))
         except (KeyError, TypeError, ValueError):
-            return MuteAnswer(problem="its answer is not understood")
+            return watch.MuteAnswer(problem="its answer is not understood")
 
-    def report(self, notice: Notice) -> str:
+    def report(self, notice: watch.Notice) -> str:
         return problem_in(self._process.ask(REPORT_S, {"task": "report", "notice": notice.to_json()}))
 
     def report_window(self, window: Outage) -> str:
         return problem_in(self._process.ask(REPORT_S, {"task": "window", "window": window.to_json()}))
 
-    def restart_clients(self, load: str) -> ClientAnswer:
+    def restart_clients(self, load: str) -> watch.ClientAnswer:
         answer = self._process.ask(CLIENTS_S, {"task": "clients", "load": load})
         left = problem_in(answer) or str(answer.get("left", ""))
-        return ClientAnswer(
+        return watch.ClientAnswer(
             _texts(answer, "restarted"), left, _texts(answer, "warnings"), answer.get("isEarly") is True
         )
 
@@ -184,6 +175,6 @@ class ChildKeeper:
     def __init__(self, process: TaskProcess) -> None:
         self._process = process
 
-    def keep(self, since_s: int, lines: Iterable[str]) -> Kept:
+    def keep(self, since_s: int, lines: Iterable[str]) -> watch.Kept:
         answer = self._process.ask(EVIDENCE_S, {"since_s": since_s, "lines": list(lines)})
-        return Kept(str(answer.get("path", "")), problem_in(answer))
+        return watch.Kept(str(answer.get("path", "")), problem_in(answer))

@@ -13,16 +13,7 @@ from driver_manager.domain.observation import Mode, Situation
 from driver_manager.domain.pci import Binding, PciFunction, bindings_of, merged_bindings
 from driver_manager.domain.pods.workloads import bound_to_root
 from driver_manager.domain.profile import Strategy, unload_order, users_of
-from driver_manager.domain.swap.building import (
-    before_the_unload,
-    check,
-    clean,
-    driver_files,
-    driver_gate,
-    releasing,
-    taking,
-    users_stay,
-)
+from driver_manager.domain.swap import building
 from driver_manager.domain.swap.eviction import driver_pods, refuse_unmoved
 from driver_manager.domain.swap.node_patches import original_bindings
 from driver_manager.domain.swap.preflight import (
@@ -81,10 +72,10 @@ def plan_vfio(situation: Situation) -> Plan:
     refuse_if_owned(situation.obs, take_over=situation.policy.take_over)
     waiting = pending(situation)
     refuse(impossible(situation))
-    check(situation, keeps_driver=not situation.host.modules and not waiting)
+    building.check(situation, keeps_driver=not situation.host.modules and not waiting)
     if not waiting and not situation.host.modules:
         why = f"{_counted(situation.host.bus.functions)} on vfio already, and the driver is not loaded"
-        return Plan(Decision.ON_VFIO, why, releasing(situation))
+        return Plan(Decision.ON_VFIO, why, building.releasing(situation))
     # Raise DriverBusy where a device without a driver is in use: its unbind from vfio has begun and does not end.
     for one in waiting:
         held = holders_of(situation, one) if not one.driver or one.is_stuck else ()
@@ -132,7 +123,7 @@ def _counted(functions: tuple[PciFunction, ...]) -> str:
 def _no_device(situation: Situation) -> Plan:
     why = f"no device of profile {situation.profile.name} is on the PCI bus"
     is_others = is_owned_elsewhere(situation.obs, take_over=situation.policy.take_over)
-    left = () if is_others else releasing(situation)
+    left = () if is_others else building.releasing(situation)
     return Plan(Decision.NO_DEVICE, why, left, (f"{why}: no device is given to virtual machines",))
 
 
@@ -205,34 +196,34 @@ def _bind(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
         order = unload_order(situation.host.modules, situation.profile.modules.order)
         unload = (WaitForDevice(situation.policy.device_free_timeout_s), UnloadModules(order))
     mounted = bound_to_root(situation.obs, situation.profile) if situation.host.root_mounts else frozenset[str]()
-    pause = mounted | (driver_gate(situation) if driver_pods(situation) else frozenset())
+    pause = mounted | (building.driver_gate(situation) if driver_pods(situation) else frozenset())
     refuse_unmoved(situation, pause, bound_only=True)
-    taken = taking(situation, pause, cordon=False, bindings=old)
+    taken = building.taking(situation, pause, cordon=False, bindings=old)
     work = (
         *_keeping(situation, old, waiting),
         *unload,
-        *clean(situation, driver_files(situation.profile)),
+        *building.clean(situation, building.driver_files(situation.profile)),
         *_binding(situation, waiting),
     )
-    users = users_stay(situation, "no device has its own driver")
+    users = building.users_stay(situation, "no device has its own driver")
     why = "no device is bound to the driver"
     why += f": {_counted(waiting)} go to vfio" if waiting else ", and it is loaded: unload it"
-    return Plan(Decision.BIND, why, (*taken, *work, *releasing(situation, taken)), workloads=users)
+    return Plan(Decision.BIND, why, (*taken, *work, *building.releasing(situation, taken)), workloads=users)
 
 
 def _switch(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
     """The full path: everybody leaves the driver, it is unloaded by its reference count, and vfio gets its devices."""
     old = tuple(map(bindings_of, waiting))
-    before, taken, cleared = before_the_unload(situation, old)
+    before, taken, cleared = building.before_the_unload(situation, old)
     steps: tuple[AnyStep, ...] = (
         *before,
         WaitForDevice(situation.policy.device_free_timeout_s),
         *_keeping(situation, old, waiting),
         # Never an unbind: a native driver releases an open device, and its state after that is undefined.
         UnloadModules(unload_order(situation.host.modules, situation.profile.modules.order)),
-        *clean(situation, driver_files(situation.profile)),
+        *building.clean(situation, building.driver_files(situation.profile)),
         *_binding(situation, waiting),
-        *releasing(situation, taken),
+        *building.releasing(situation, taken),
     )
     kept = len(situation.host.bus.functions) - len(waiting)
     why = f"the driver is loaded: {_counted(waiting)} go to vfio" + (f", {kept} stay as they are" if kept else "")
@@ -338,8 +329,8 @@ def make_virtual_again(situation: Situation) -> tuple[AnyStep, ...]:
 def undisturbed(situation: Situation, work: Iterable[AnyStep]) -> tuple[AnyStep, ...]:
     """`work` on a node whose driver stays; it acquires the node, without a pause, only if devices return from vfio."""
     back = (*return_devices(situation, probes=True), *make_virtual_again(situation))
-    taken = taking(situation, frozenset(), cordon=False) if back else ()
-    return (*wait_for_machines(situation), *taken, *work, *back, *releasing(situation, taken))
+    taken = building.taking(situation, frozenset(), cordon=False) if back else ()
+    return (*wait_for_machines(situation), *taken, *work, *back, *building.releasing(situation, taken))
 
 
 def _without_virtual(situation: Situation) -> tuple[Binding, ...]:

@@ -6,62 +6,50 @@ from collections.abc import Iterable
 from typing import Any
 
 from driver_manager.domain import selectors
-from driver_manager.domain.fleet.spec import (
-    DaemonSetFacts,
-    DriverPod,
-    Fleet,
-    FleetNode,
-    NodeRecord,
-    Requests,
-    Revision,
-    RolloutPolicy,
-    RolloutState,
-    UpgradeState,
-    Wave,
-)
+from driver_manager.domain.fleet import spec
 
 NOW_S = 1_800_000_000.0
 ROLLOUT = "npu/driver"
 OLD, NEW, OTHER = "old", "new", "other"
-REVISIONS = (Revision("driver-old", OLD, 1), Revision("driver-new", NEW, 2))
-ONE_WAVE = (Wave("all"),)
-DAEMON_SET = DaemonSetFacts("npu", "driver", "ds-uid", "9", "OnDelete")
+REVISIONS = (spec.Revision("driver-old", OLD, 1), spec.Revision("driver-new", NEW, 2))
+ONE_WAVE = (spec.Wave("all"),)
+DAEMON_SET = spec.DaemonSetFacts("npu", "driver", "ds-uid", "9", "OnDelete")
 
 
-def policy(**said: Any) -> RolloutPolicy:
-    return RolloutPolicy(**{"daemon_set": "driver", "waves": ONE_WAVE, **said})
+def policy(**said: Any) -> spec.RolloutPolicy:
+    return spec.RolloutPolicy(**{"daemon_set": "driver", "waves": ONE_WAVE, **said})
 
 
-def node(name: str, state: UpgradeState | None = None, **said: Any) -> FleetNode:
+def node(name: str, state: spec.UpgradeState | None = None, **said: Any) -> spec.FleetNode:
     """A node that nothing is wrong with; `state` with a record of the new revision, unless another one is said."""
     if state is not None:
         said = {"upgrade": state.value, "record": record(name), **said}
-    return FleetNode(**{"name": name, "uid": f"uid-{name}", "resource_version": "1", "boot_id": "boot-1", **said})
+    return spec.FleetNode(**{"name": name, "uid": f"uid-{name}", "resource_version": "1", "boot_id": "boot-1", **said})
 
 
-def pod(of: str, revision: str = OLD, uid: str = "", **said: Any) -> DriverPod:
+def pod(of: str, revision: str = OLD, uid: str = "", **said: Any) -> spec.DriverPod:
     """The driver's pod of a node: ready, on the old revision; of before a restart where no `uid` is said."""
     uid = uid or f"{of}-before"
     known = {"namespace": "npu", "name": f"driver-{uid}", "uid": uid, "node": of, "revision": revision}
-    return DriverPod(**{**known, "is_ready": True, **said})
+    return spec.DriverPod(**{**known, "is_ready": True, **said})
 
 
-def new_pod(of: str, revision: str = NEW, **said: Any) -> DriverPod:
+def new_pod(of: str, revision: str = NEW, **said: Any) -> spec.DriverPod:
     return pod(of, revision, f"{of}-after", **said)
 
 
-def record(of: str = "a", **said: Any) -> NodeRecord:
+def record(of: str = "a", **said: Any) -> spec.NodeRecord:
     known = {"rollout": ROLLOUT, "revision": NEW, "wave": 1, "pod": f"{of}-before", "boot_id": "boot-1"}
-    return NodeRecord(**{**known, "began_s": NOW_S - 60.0, "since_s": NOW_S - 60.0, **said})
+    return spec.NodeRecord(**{**known, "began_s": NOW_S - 60.0, "since_s": NOW_S - 60.0, **said})
 
 
-def fleet(nodes: Iterable[FleetNode], pods: Iterable[DriverPod] | None = None, **said: Any) -> Fleet:
+def fleet(nodes: Iterable[spec.FleetNode], pods: Iterable[spec.DriverPod] | None = None, **said: Any) -> spec.Fleet:
     """Those nodes; with an old pod on each, unless others are said."""
     nodes = tuple(nodes)
-    known: dict[str, Any] = {"policy": policy(), "memory": RolloutState(target=NEW), "wishes": Requests()}
+    known: dict[str, Any] = {"policy": policy(), "memory": spec.RolloutState(target=NEW), "wishes": spec.Requests()}
     known |= {"revisions": REVISIONS, "daemon_set": DAEMON_SET, "rollout": ROLLOUT}
     found = tuple(pod(node.name) for node in nodes) if pods is None else tuple(pods)
-    return Fleet(**{**known, "nodes": nodes, "pods": found, **said})
+    return spec.Fleet(**{**known, "nodes": nodes, "pods": found, **said})
 
 
 def matching(text: str) -> selectors.Selector:

@@ -12,51 +12,37 @@ from msgspec.structs import replace
 from driver_manager.core.fleet.world import NODES, FleetCache, is_older
 from driver_manager.core.fleet_ports import Change, FactKind, Found, Gone, Item, Listed, Lost, Seen, Subject
 from driver_manager.domain import selectors
-from driver_manager.domain.fleet.spec import (
-    DaemonSetFacts,
-    DriverPod,
-    Fleet,
-    FleetNode,
-    GatePod,
-    Gates,
-    NodeRecord,
-    PodGate,
-    Revision,
-    RolloutObject,
-    RolloutPolicy,
-    Task,
-    TaskPod,
-)
+from driver_manager.domain.fleet import spec
 from driver_manager.domain.fleet.state import tasks_of
 
 HERE = "npu"
 ROLLOUTS, SETS = Subject(FactKind.ROLLOUTS, HERE), Subject(FactKind.DAEMON_SETS, HERE)
 REVISIONS, PODS = Subject(FactKind.REVISIONS, HERE), Subject(FactKind.DRIVER_PODS, HERE, "app=driver")
 TASKS_HERE = Subject(FactKind.TASK_PODS, HERE, tasks_of(""))
-POLICY = RolloutPolicy("driver")
+POLICY = spec.RolloutPolicy("driver")
 
 
 def rollout(name: str = "r", version: int = 1, **said: Any) -> Item:
     known = {"generation": 1, "created_s": 1.0, "policy": POLICY, **said}
-    return Item(name, f"uid-{name}", str(version), RolloutObject(HERE, name, f"uid-{name}", str(version), **known))
+    return Item(name, f"uid-{name}", str(version), spec.RolloutObject(HERE, name, f"uid-{name}", str(version), **known))
 
 
 def node(name: str = "n", version: int = 1, **said: Any) -> Item:
     uid = said.pop("uid", f"uid-{name}")
-    return Item(name, uid, str(version), FleetNode(name, uid, str(version), **said))
+    return Item(name, uid, str(version), spec.FleetNode(name, uid, str(version), **said))
 
 
 def daemon_set(version: int = 1, **said: Any) -> Item:
-    facts = DaemonSetFacts(HERE, "driver", "uid-ds", str(version), "OnDelete", pods="app=driver", **said)
+    facts = spec.DaemonSetFacts(HERE, "driver", "uid-ds", str(version), "OnDelete", pods="app=driver", **said)
     return Item("driver", "uid-ds", str(version), facts)
 
 
 def pod(name: str = "p", version: int = 1, owner: str = "uid-ds", **said: Any) -> Item:
-    return Item(name, f"uid-{name}", str(version), DriverPod(HERE, name, f"uid-{name}", "n", "r1", **said), owner)
+    return Item(name, f"uid-{name}", str(version), spec.DriverPod(HERE, name, f"uid-{name}", "n", "r1", **said), owner)
 
 
 def revision(name: str, number: int, owner: str = "uid-ds") -> Item:
-    return Item(name, f"uid-{name}", "1", Revision(name, f"hash-{name}", number, f'{{"of":"{name}"}}'), owner)
+    return Item(name, f"uid-{name}", "1", spec.Revision(name, f"hash-{name}", number, f'{{"of":"{name}"}}'), owner)
 
 
 def world(*changes: Change) -> FleetCache:
@@ -76,7 +62,7 @@ def known() -> FleetCache:
     return world()
 
 
-def seen(known: FleetCache) -> Fleet:
+def seen(known: FleetCache) -> spec.Fleet:
     (found,) = known.rollouts()
     return known.fleet(found, found.policy or POLICY)
 
@@ -162,7 +148,7 @@ def test_each_subject_has_to_be_listed_and_seen() -> None:
 
 def test_a_rollout_has_the_short_lived_pods_that_it_owns(known: FleetCache) -> None:
     for owner in ("uid-r", "uid-other"):
-        fact = TaskPod(HERE, f"of-{owner}", f"uid-of-{owner}", "n", "r1", Task.PREFLIGHT, 1.0)
+        fact = spec.TaskPod(HERE, f"of-{owner}", f"uid-of-{owner}", "n", "r1", spec.Task.PREFLIGHT, 1.0)
         known.learn(known.tasks, Item(fact.name, fact.uid, "5", fact, owner))
     (found,) = seen(known).task_pods
     assert (found.name, found.is_deleting) == ("of-uid-r", False)
@@ -172,13 +158,13 @@ def test_a_rollout_has_the_short_lived_pods_that_it_owns(known: FleetCache) -> N
 
 
 def test_gates_are_followed_and_waited_for() -> None:
-    gate = PodGate(namespace="monitoring", selector=selectors.parse("app=validator"))
-    policy = replace(POLICY, gates=Gates((gate, gate)))
+    gate = spec.PodGate(namespace="monitoring", selector=selectors.parse("app=validator"))
+    policy = replace(POLICY, gates=spec.Gates((gate, gate)))
     known = world(Listed(ROLLOUTS, (rollout(version=2, policy=policy),), "2"))
     subject = Subject(FactKind.GATE_PODS, "monitoring", "app=validator")
     assert subject in known.subjects()
     assert "pods of a gate" in known.why_blind(policy)
-    item = Item("v", "uid-v", "3", GatePod("monitoring", "n", {"app": "validator"}, is_ready=True))
+    item = Item("v", "uid-v", "3", spec.GatePod("monitoring", "n", {"app": "validator"}, is_ready=True))
     known.apply(Listed(subject, (item,), "3"))
     assert [one.node for one in seen(known).gate_pods] == ["n"]
 
@@ -194,7 +180,7 @@ def test_what_nobody_needs_any_more_is_not_followed(known: FleetCache) -> None:
 
 def left(**said: Any) -> Item:
     """A node that is under way for a rollout that is gone."""
-    record = NodeRecord("npu/gone", "r1", 1, "uid-p", "boot", 1.0, 1.0)
+    record = spec.NodeRecord("npu/gone", "r1", 1, "uid-p", "boot", 1.0, 1.0)
     return node(upgrade="pod-restart-required", record=record, **said)
 
 
@@ -240,7 +226,7 @@ def test_a_pod_that_was_never_deleted_is_known_until_the_controller_tries_or_it_
 def test_the_oldest_rollout_has_the_daemonset() -> None:
     known = world(
         Seen(ROLLOUTS, rollout("z-older", created_s=0.5)),
-        Seen(ROLLOUTS, rollout("other", created_s=0.1, policy=RolloutPolicy("another"))),
+        Seen(ROLLOUTS, rollout("other", created_s=0.1, policy=spec.RolloutPolicy("another"))),
         Seen(ROLLOUTS, rollout("leaving", created_s=0.2, is_deleting=True)),
     )
     by_name = {one.name: one for one in known.rollouts()}

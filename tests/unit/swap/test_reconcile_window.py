@@ -17,18 +17,7 @@ from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.outage import Outage, OutagePart, StepLog
-from driver_manager.domain.swap.steps import (
-    AnyStep,
-    EvictWorkloads,
-    GiveBack,
-    PauseLast,
-    Step,
-    TakeNode,
-    UnloadModules,
-    WaitForDevice,
-    WaitForOperands,
-    earlier,
-)
+from driver_manager.domain.swap import steps
 from driver_manager.domain.wire import written_time
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.scenarios import made
@@ -179,25 +168,25 @@ PAUSING, CORDONING = (Journal(Owner(), "boot", labels) for labels in ({"deploy.p
 
 
 def test_every_step_is_some_part_but_the_probe_which_begins_within_a_step() -> None:
-    assert {kind.part for kind in get_args(AnyStep)} == set(OutagePart) - {OutagePart.PROBE}
+    assert {kind.part for kind in get_args(steps.AnyStep)} == set(OutagePart) - {OutagePart.PROBE}
 
 
 @pytest.mark.parametrize(
     ("step", "is_opening"),
     [
-        (TakeNode(PAUSING, NodeChange(), "1"), True),
-        (TakeNode(CORDONING, NodeChange(), "1"), False),
-        (EvictWorkloads(("a/b",), (), 1.0), True),
-        (EvictWorkloads((), ("a/b",), 1.0), False),
-        (EvictWorkloads((), (), 1.0, drains=True), True),
-        (PauseLast(("deploy.plugin",)), True),
-        (WaitForOperands(("deploy.plugin",), ("a/b",), 1.0), False),
-        (WaitForDevice(1.0), False),
-        (UnloadModules(("a",)), True),
-        (GiveBack(PAUSING), False),
+        (steps.TakeNode(PAUSING, NodeChange(), "1"), True),
+        (steps.TakeNode(CORDONING, NodeChange(), "1"), False),
+        (steps.EvictWorkloads(("a/b",), (), 1.0), True),
+        (steps.EvictWorkloads((), ("a/b",), 1.0), False),
+        (steps.EvictWorkloads((), (), 1.0, drains=True), True),
+        (steps.PauseLast(("deploy.plugin",)), True),
+        (steps.WaitForOperands(("deploy.plugin",), ("a/b",), 1.0), False),
+        (steps.WaitForDevice(1.0), False),
+        (steps.UnloadModules(("a",)), True),
+        (steps.GiveBack(PAUSING), False),
     ],
 )
-def test_what_makes_somebody_leave_opens_it(step: Step, is_opening: bool) -> None:
+def test_what_makes_somebody_leave_opens_it(step: steps.Step, is_opening: bool) -> None:
     assert step.disturbs is is_opening
 
 
@@ -215,4 +204,4 @@ NOTED = Outage(5.0, 1.0, {OutagePart.EVICT: 1.0}, is_open=True)
     ],
 )
 def test_the_journal_tells_since_when(found: Journal | None, since: Outage | None) -> None:
-    assert earlier(found) == since
+    assert steps.earlier(found) == since
