@@ -53,18 +53,17 @@ _TRIED_AGAIN, _DO_AGAIN = "; the next run tries again.", ", then run the command
 _RETRIED, _CONTINUED = "No action needed: the next run tries again.", "No action needed: the next run continues."
 _REPEAT = "Run the command again."
 _TRUST = "Correct the server's address and its CA, certificate-authority in the kubeconfig."
+_OWN_CREDENTIALS = "Check that this pod's service account exists and that its token is mounted, or renew KUBECONFIG's."
+_OWN_TRUST = "Check ca.crt of this pod's service account, or certificate-authority and server of KUBECONFIG."
+
 PHRASES = {
     _TRIED_AGAIN: (_TRIED_AGAIN, _DO_AGAIN, _DO_AGAIN),
     ", then run again.": (_TRIED_AGAIN, _DO_AGAIN, _DO_AGAIN),
     "Run again.": (_RETRIED, _REPEAT, _REPEAT),
     "No action needed; it is retried.": (_RETRIED, _REPEAT, _REPEAT),
     "No action needed: the next run continues.": (_CONTINUED, _REPEAT, _REPEAT),
-    "Renew the credentials.": (
-        "Check that this pod's service account exists and that its token is mounted.",
-        "Check that this pod's service account exists and that its token is mounted.",
-        "Log in again, or renew the token in the kubeconfig.",
-    ),
-    _TRUST: ("Check ca.crt of this pod's service account, and KUBERNETES_SERVICE_HOST.", _TRUST, _TRUST),
+    "Renew the credentials.": (*(_OWN_CREDENTIALS,) * 2, "Log in again, or renew the token in the kubeconfig."),
+    _TRUST: (_OWN_TRUST, _TRUST, _TRUST),
     "can be reached from this node": (*("can be reached from this node",) * 2, "can be reached from this machine"),
     "set this node's clock": (*("set this node's clock",) * 2, "set this machine's clock"),
 }
