@@ -33,7 +33,7 @@ def assert_conforms(value: Any, hint: Any) -> None:
 
 
 def _is_same(again: Any, value: Any) -> bool:
-    """Equal and of the same types: a set is no frozenset, and a text no member of an enum."""
+    """Equal and of the same types: a set is no frozenset, and a text no member of an enum. NaN is the same as NaN."""
     if type(again) is not type(value):
         return type(again) is float and type(value) is int and again == value
     if isinstance(value, msgspec.Struct):
@@ -42,7 +42,7 @@ def _is_same(again: Any, value: Any) -> bool:
         return again.keys() == value.keys() and all(_is_same(again[key], one) for key, one in value.items())
     if isinstance(value, (list, tuple)):
         return len(again) == len(value) and all(map(_is_same, again, value))
-    return bool(again == value)
+    return bool(again == value) or repr(again) == repr(value) == "nan"
 
 
 CPU_S = 2.0

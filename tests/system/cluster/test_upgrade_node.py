@@ -210,4 +210,4 @@ def test_the_pod_that_clears_a_node_is_deleted_however_the_command_ends(
     assert (code, person.pods()) == (ExitCode.ROLLOUT_STUCK if ending == "timeout" else ExitCode.STANDING_DOWN, before)
     pods = person.fleet.api.list(f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=driver-manager.rebellions.ai/task")
     assert [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]] == [], err
-    assert "the node is being cleared" in err
+    assert "which clears the node" in err
