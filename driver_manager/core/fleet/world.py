@@ -26,7 +26,7 @@ from driver_manager.domain.fleet.spec import (
     TaskPod,
     UpgradeState,
 )
-from driver_manager.domain.fleet.state import MarkNode, newest_revision, release, tasks_of
+from driver_manager.domain.fleet.state import MarkNode, newest_revision, tasks_of
 from driver_manager.domain.text import several
 from driver_manager.domain.wire import decimal
 
@@ -277,13 +277,14 @@ class FleetCache:
     def orphans(self) -> list[MarkNode]:
         """Release the nodes that are under way for a deleted rollout; none while these cannot be determined.
 
-        Every other rollout would leave out such a node permanently. Its own runs complete what has started on it.
+        Every other rollout would leave out such a node permanently. Its own runs complete what has started on it. The
+        record stays, without its state: if the rollout is created again, a restarted node is still under way for it.
         """
         if not self._knows_orphans():
             return []
         rollouts = {one.key for one in self.rollouts()}
         return [
-            release(node)
+            MarkNode(node.name, node.resource_version, None, node.record)
             for node in self._facts(NODES, FleetNode)
             if node.record is not None and node.state_word in UNDER_WAY_WORDS and not node.is_operated
             if node.record.rollout.startswith(f"{self._namespace}/") and node.record.rollout not in rollouts

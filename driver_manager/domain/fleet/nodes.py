@@ -455,8 +455,15 @@ def _next_state(member: Member, record: NodeRecord, terms: Terms, state: Upgrade
 
 
 def _bounded(member: Member, record: NodeRecord, terms: Terms, limit_s: float, why: str) -> NodeDecision:
-    """Wait for `limit_s` seconds from the start of the node's state, then fail."""
-    until_s = terms.begun_s(record.since_s) + limit_s
+    """Wait for `limit_s` seconds from the start of the node's state, then fail.
+
+    The time of a node without a state, whose rollout was deleted, begins again with the next rollout.
+    """
+    memory, since_s = terms.fleet.memory, record.since_s
+    if member.state is None:
+        began_s = memory.history[-1].began_s if memory.target == terms.target and memory.history else terms.now_s
+        since_s = max(since_s, began_s)
+    until_s = terms.begun_s(since_s) + limit_s
     if terms.now_s >= until_s:
         return _failing(member, record, terms, f"not done within {spoken(limit_s)}: {why}")
     return NodeDecision(NodePhase.UNDER_WAY, why, until_s=until_s)

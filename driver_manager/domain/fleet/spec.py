@@ -37,7 +37,8 @@ class NodeRecord(Struct, frozen=True):
     to `revision`, and `since_s` the start of its current state, for `reason`. `pod` is the uid of the driver pod to be
     replaced, and `boot_id` the boot id, both at the start. `outcome_s` is the end of the node's last run before the
     start, by the clock of the node: 0 without one, None in records of earlier versions. `state` is the upgrade's: an
-    operator may remove the label that shows it; "" in records of earlier versions, whose label counts.
+    operator may remove the label that shows it; "" in records of earlier versions, whose label counts, and of rollouts
+    that were deleted.
     """
 
     rollout: str

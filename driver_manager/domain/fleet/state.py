@@ -233,8 +233,8 @@ class Member(Struct, frozen=True):
     def is_taken(self) -> bool:
         """True if label and record show that the node is under way.
 
-        A record of an earlier version has no state. If the label is gone too, a node whose old pod is gone stays under
-        way. A node that still has its old pod is unchanged, so it is released.
+        A record of an earlier version, or of a rollout that was deleted, has no state. If the label is gone too, a node
+        whose old pod is gone stays under way. A node that still has its old pod is unchanged, so it is released.
         """
         if self.record is None:
             return False
@@ -277,6 +277,8 @@ def rollout_members(fleet: Fleet) -> tuple[list[Member], tuple[str, ...]]:
     for node in sorted(fleet.nodes, key=lambda node: node.name):
         record = node.record if node.record is not None and node.record.rollout == fleet.rollout else None
         member = Member(node, pods.get(node.name), STATE_WORDS.get(node.state_word), record)
+        if not node.state_word and member.is_untouched:
+            member = replace(member, record=None)
         if member.pod is not None or member.is_taken or (record is not None and member.state is UpgradeState.FAILED):
             found.append(member)
         elif places is not None and not places.why_not(node) and not member.is_excluded:

@@ -318,6 +318,19 @@ def p01_replaced_object_finds_the_good_revision(sim: Simulator) -> None:
     assert sim.limits.taken["r2"] == ["node-0"]
 
 
+def p01_object_created_again_goes_on_with_its_node(sim: Simulator) -> None:
+    """The object is created again an hour after it was deleted: the node that it restarted is still under way."""
+    sim.fleet(3, nodeTimeout="5m")
+    spec = sim.rollout()["spec"]
+    sim.once(lambda: "node-0" not in sim.serving(), "person", sim.person.deletes_rollout)
+    sim.upgrade(on_all="broken")
+    sim.run("1h")
+    assert sim.upgrades() == {}
+    sim.add_rollout(**spec)
+    sim.until("Halted")
+    assert sim.limits.taken["r2"] == ["node-0"]
+
+
 def p01_failures_survive_a_replaced_object(sim: Simulator) -> None:
     """Halted, then the object is replaced: the failed node is still failed, and no other one is taken."""
     sim.fleet(3, nodeTimeout="5m")

@@ -630,7 +630,7 @@ class Limits:
             return
         word = _label(event.obj, KEYS.upgrade_state)
         if record is not None and word in UNDER_WAY_WORDS:
-            is_new = name not in self.under_way or before is None or before.began_s != record.began_s
+            is_new = before is None or before.began_s != record.began_s
             self.under_way[name] = record.revision
             if is_new:
                 self._take(name, uid, record.revision)

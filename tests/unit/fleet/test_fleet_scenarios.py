@@ -29,6 +29,10 @@ def test_each_trace_is_that_of_a_scenario() -> None:
     assert {file.stem for file in GOLDEN.glob("*.txt")} == SCENARIOS.keys()
 
 
+def test_the_object_is_replaced_between_the_restart_of_a_node_and_its_new_driver() -> None:
+    play("p01_replaced_object_finds_the_good_revision", Order(134202))
+
+
 @pytest.mark.submission
 @pytest.mark.shares(6)
 @pytest.mark.parametrize("name", SCENARIOS)

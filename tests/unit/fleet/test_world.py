@@ -178,10 +178,12 @@ def test_what_nobody_needs_any_more_is_not_followed(known: FleetCache) -> None:
     assert known.why_blind(POLICY) == "DaemonSets in namespace npu are not listed yet"
 
 
+LEFT = spec.NodeRecord("npu/gone", "r1", 1, "uid-p", "boot", 1.0, 1.0)
+
+
 def left(**said: Any) -> Item:
     """A node that is under way for a rollout that is gone."""
-    record = spec.NodeRecord("npu/gone", "r1", 1, "uid-p", "boot", 1.0, 1.0)
-    return node(upgrade="pod-restart-required", record=record, **said)
+    return node(upgrade="pod-restart-required", record=LEFT, **said)
 
 
 def test_nodes_are_listed_once_without_a_rollout_and_followed_while_one_is_left() -> None:
@@ -212,7 +214,8 @@ def test_nodes_are_listed_again_after_a_rollout_that_could_not_be_read_is_gone()
 
 
 def test_a_deleted_rollouts_nodes_are_released_beside_another_rollout() -> None:
-    assert [act.node for act in world(Seen(NODES, left(version=2))).orphans()] == ["n"]
+    (act,) = world(Seen(NODES, left(version=2))).orphans()
+    assert (act.node, act.state, act.record) == ("n", None, LEFT)
 
 
 def test_a_pod_that_was_never_deleted_is_known_until_the_controller_tries_or_it_is_gone(known: FleetCache) -> None:
