@@ -202,7 +202,7 @@ class SandboxFleet:
         self.scenario = scenario
         self.profile = profile
         self.store = Store()
-        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig, self.kubectl_config = folder / "kubeconfig", folder / "kubectl-config"
         self.tree = HostTree(folder / "host", folder / "bin", profile)
         self.starter = DriverStarter(self)
         self._say = say
@@ -213,8 +213,9 @@ class SandboxFleet:
         tree.serve(ROOT, scenario.old.version, scenario.old.digest)
         with ExitStack() as stack:
             self.server = stack.enter_context(ApiServer(self.store))
-            self.kubeconfig.touch(mode=0o600)
-            self.kubeconfig.write_text(json.dumps(self.server.kubeconfig(in_address=True)))
+            for path, in_address in ((self.kubeconfig, False), (self.kubectl_config, True)):
+                path.touch(mode=0o600)
+                path.write_text(json.dumps(self.server.kubeconfig(in_address=in_address)))
             for name in scenario.nodes:
                 self.store.create("nodes", self._node(name))
             for name in OPERANDS:
@@ -257,7 +258,7 @@ class SandboxFleet:
 
     def environment(self) -> dict[str, str]:
         """The environment of the commands that a person runs: that of the canary's driver pod, and for kubectl."""
-        return environment(self.tree, self.kubeconfig, self.scenario.canary, {"OPERATOR_NAMESPACE": self.namespace})
+        return environment(self.tree, self.kubectl_config, self.scenario.canary, {"OPERATOR_NAMESPACE": self.namespace})
 
     def _offer(self) -> None:
         """Let people set a release with the command `new-driver`."""
