@@ -29,7 +29,7 @@ from driver_manager.cli.options import command, with_options, zone
 from driver_manager.core.rebooter import NodeDrain, Rebooter, RebootPorts
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.profile import Profile, RecoveryStep
 from driver_manager.domain.reboot import state as reboot_metrics
 from driver_manager.domain.reboot.maintenance_windows import Schedule, parse_windows
 from driver_manager.domain.reboot.state import RebootPolicy, Record, RecordUnreadable, is_idle
@@ -81,7 +81,7 @@ def rebooter_command(*, dry_run: bool, values: Values) -> int:
         node=session.node_name(values, roots),
         keys=profile.keys,
         auto_upgrade=values[settings.AUTO_UPGRADE],
-        auto_recover=values[settings.AUTO_RECOVER],
+        auto_recover=RecoveryStep.REBOOT in session.automatic_steps(values),
         min_uptime_s=values[settings.REBOOT_MIN_UPTIME],
         max_attempts=values[settings.REBOOT_ATTEMPTS],
         attempt_window_s=values[settings.REBOOT_ATTEMPTS_WINDOW],

@@ -33,7 +33,7 @@ from driver_manager.domain.host import Host
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import Node, Pod, PodList, is_this_host
 from driver_manager.domain.observation import EvictionRules, Loader, Mode, Observation, ObservedPart, Policy
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.profile import Profile, RecoveryStep, parse_steps
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.settings import Setting, Values
 
@@ -119,6 +119,15 @@ def eviction_consents(values: Values) -> EvictionRules:
         timeout_s=values[settings.POD_EVICTION_TIMEOUT],
         device_classes=tuple(name.strip() for name in classes if name.strip()),
     )
+
+
+def automatic_steps(values: Values) -> frozenset[RecoveryStep]:
+    """The steps of a recovery that need no approval. Raises ConfigError."""
+    try:
+        return parse_steps(values[settings.AUTO_RECOVER])
+    except ValueError as error:
+        words = ", ".join(step.value for step in RecoveryStep)
+        raise ConfigError(f"AUTO_RECOVER: {error}", f"Write steps out of {words}, with commas between.") from error
 
 
 def selector(values: Values, option: Setting[str]) -> Selector:

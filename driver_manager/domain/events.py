@@ -10,6 +10,11 @@ DRIVER_RECOVERED = "DriverRecovered"
 DRIVER_WEDGE_MUTED = "DriverWedgeMuted"
 DEVICE_LOST = "DeviceLost"
 DRIVER_CLIENT_RESTARTED = "DriverClientRestarted"
+RECOVERY_REQUIRED = "RecoveryRequired"
+RECOVERY_STARTED = "RecoveryStarted"
+RECOVERY_SUCCEEDED = "RecoverySucceeded"
+RECOVERY_FAILED = "RecoveryFailed"
+NEEDS_SERVICE = "NeedsService"
 REBOOT_REQUIRED = "RebootRequired"
 REBOOT_ESCALATED = "RebootEscalated"
 REBOOT_COMPLETED = "RebootCompleted"
@@ -34,6 +39,11 @@ EVENTS: dict[str, str] = {
     DRIVER_WEDGED: "health-watch: the driver no longer serves its devices; why, and where the evidence is",
     DRIVER_RECOVERED: "health-watch: a driver that was wedged serves its devices again",
     DRIVER_WEDGE_MUTED: "health-watch is muted by hand: what it had marked for a wedge is withdrawn; until when",
+    RECOVERY_REQUIRED: "health-watch: the next step that may end a wedge, and what it waits for; once per step",
+    RECOVERY_STARTED: "health-watch: a step that may end a wedge was started; which, and for which devices",
+    RECOVERY_SUCCEEDED: "health-watch: the step ended the wedge; what shows that",
+    RECOVERY_FAILED: "health-watch: the step did not end the wedge; why",
+    NEEDS_SERVICE: "no step that may end the wedge is left, and nothing more is tried; what was tried",
     DEVICE_LOST: "health-watch: a device that served in this boot has left the PCI bus; its address",
     DRIVER_CLIENT_RESTARTED: "a client of an earlier driver was evicted, so that it opens the new one; once per pod",
     REBOOT_REQUIRED: "a marker asks for a reboot, `reason=upgrade` or `recovery`; once for each request",

@@ -165,6 +165,7 @@ class HostPaths(Struct, frozen=True):
     reboot_marker: OptionalPath = ""
     rebooter_record: OptionalPath = ""
     reboot_evidence: OptionalPath = ""
+    recovery_record: OptionalPath = ""
     evidence: OptionalPath = ""
     firmware: OptionalPath = ""
 
@@ -186,6 +187,8 @@ class HostPaths(Struct, frozen=True):
     """What devices, services and modules were like before the last swap of this boot."""
     client_record = OwnFile("driver-manager.clients.json")
     """What was done about the driver's clients in this boot."""
+    reload_request = OwnFile("driver-manager.reload.json")
+    """Asks the next run of this boot to replace one load of the driver, though its digest is equal."""
     client_lock = OwnFile("driver-manager.clients.lock")
     """Locked by the process that restarts clients."""
     mute_file = OwnFile("health-watch.mute-until")
@@ -243,6 +246,24 @@ class ChangeBy(Enum):
     REFUSE = "refuse"
 
 
+class RecoveryStep(Enum):
+    """What may end a wedge, from the step that disturbs least to the one that disturbs most."""
+
+    RESET = "reset"
+    RELOAD = "reload"
+    REBOOT = "reboot"
+
+
+def parse_steps(text: str) -> frozenset[RecoveryStep]:
+    """The steps in AUTO_RECOVER: names with commas between; `true` means reboot, `false` none. Raises ValueError."""
+    words = [word.strip().lower() for word in text.split(",") if word.strip()]
+    if words in ([], ["false"]):
+        return frozenset()
+    if words == ["true"]:
+        return frozenset({RecoveryStep.REBOOT})
+    return frozenset(map(RecoveryStep, words))
+
+
 class LoadScope(Enum):
     """What is loaded from a driver root: the root modules and what they need, or every module in its tree."""
 
@@ -260,8 +281,8 @@ class RootsNeeded(Enum):
 class NodeKeys(Struct, frozen=True):
     """Full names of label and annotation keys on the Node; "" if the vendor has none.
 
-    `state`, `last_outcome`, `version`, `mute_until`, `rollout` and `generation` follow from `journal` unless the file
-    sets them.
+    `state`, `last_outcome`, `version`, `mute_until`, `rollout`, `generation` and those of a recovery follow from
+    `journal` unless the file sets them; so do those of a reboot where `recovery` has one.
     """
 
     journal: LabelKey
@@ -282,6 +303,9 @@ class NodeKeys(Struct, frozen=True):
     rollout: OptionalKey = ""
     generation: OptionalKey = ""
     version: OptionalKey = ""
+    recovery: OptionalKey = ""
+    approve_recovery: OptionalKey = ""
+    recovery_slots: OptionalKey = ""
 
     @property
     def condition(self) -> str:
@@ -411,6 +435,23 @@ class Probe(Struct, frozen=True):
     tells_idle: bool = False
 
 
+class Reset(Struct, frozen=True):
+    """The vendor's command that resets one device; the tool is looked for where the probe's is.
+
+    In arguments `{address}` is the device's PCI address, and `{index}` the number of its device node. `before` and
+    `after` are arguments of further calls, made only while one of the probe's `stays_ready_with` exists. The device
+    node is the one below the PCI device in sysfs; else its minor number is in `minor_in`, in the line `minor_line`.
+    """
+
+    args: Annotated[tuple[str, ...], Rule("at least one argument", least=1)]
+    tool: str = ""
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    timeout_s: Timeout = 120.0
+    minor_in: OptionalPath = ""
+    minor_line: str = ""
+
+
 class VendorCommands(Struct, frozen=True):
     """The vendor's names of our commands, so that its manifests run; its `unheeded` variables have no effect here."""
 
@@ -470,8 +511,9 @@ class Profile(Struct, frozen=True):
     """One vendor. `idle_states` are the values of keys.upgrade_state at which its operator does nothing.
 
     `clients` are label selectors of pods that open the driver and are restarted once a new one is ready.
-    `container_unloads`: the driver container unloads the driver when it terminates, before a run can. `passthrough` is
-    None if the devices are never given to virtual machines.
+    `container_unloads`: the driver container unloads the driver when it terminates, before a run can. `recovery` has
+    the steps that may end a wedge, in order; `reset` is None without that step. `passthrough` is None if the devices
+    are never given to virtual machines.
     """
 
     name: ProfileName
@@ -494,6 +536,8 @@ class Profile(Struct, frozen=True):
     container_unloads: bool = False
     host_services: tuple[Service, ...] = ()
     probe: Probe | None = None
+    recovery: tuple[RecoveryStep, ...] = ()
+    reset: Reset | None = None
     commands: VendorCommands = field(default_factory=VendorCommands)
     upgrade_metrics: UpgradeMetrics = field(default_factory=UpgradeMetrics)
     passthrough: Passthrough | None = None

@@ -344,7 +344,11 @@ REBOOTER_INTERVAL = REBOOTER.duration(
     "REBOOTER_INTERVAL", "Time between two checks of the marker.", "30s", name="interval", is_common=True
 )
 AUTO_UPGRADE = REBOOTER.flag("AUTO_UPGRADE", "Reboot for upgrades without approval.", is_common=True)
-AUTO_RECOVER = REBOOTER.flag("AUTO_RECOVER", "Reboot to recover a wedged chip without approval.", is_common=True)
+AUTO_RECOVER = REBOOTER.text(
+    "AUTO_RECOVER",
+    "Steps that recover a wedged device without approval: reset, reload, reboot, with commas between; true: reboot.",
+    is_common=True,
+)
 MAX_CONCURRENT_REBOOTS = REBOOTER.count(
     "MAX_CONCURRENT_REBOOTS",
     "Maximum number of nodes in the cluster that reboot at the same time.",

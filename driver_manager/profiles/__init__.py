@@ -25,6 +25,7 @@ from driver_manager.domain.profile import (
     Passthrough,
     Probe,
     Profile,
+    RecoveryStep,
     RootsNeeded,
     Strategy,
 )
@@ -34,7 +35,10 @@ from driver_manager.domain.text import one_line
 
 # Keys on the Node that a profile file may leave out.
 
-_DERIVED = ("state", "last_outcome", "mute_until", "rollout", "generation", "version")
+_DERIVED = (
+    *("state", "last_outcome", "mute_until", "rollout", "generation", "version"),
+    *("recovery", "approve_recovery", "recovery_slots"),
+)
 _JOURNAL_END = ".journal"
 _OWN_NAME = "driver-manager"
 
@@ -53,6 +57,7 @@ def _needed(key: str, needs_it: str) -> Problem:
 def broken_relations(profile: Profile) -> Iterator[Problem]:
     yield from _names_used_twice(profile)
     yield from _reboots(profile)
+    yield from _recovery(profile)
     yield from _modules(profile.modules)
     deploy = profile.deploy
     if deploy.prefix and not re.fullmatch(PREFIXED_KEY, deploy.driver_key):
@@ -127,6 +132,27 @@ def _reboots(profile: Profile) -> Iterator[Problem]:
                     yield _needed(f"{table}.{name}", "paths.rebooter_record")
 
 
+def _recovery(profile: Profile) -> Iterator[Problem]:
+    """Each step once and in order, with what it needs."""
+    steps, order = profile.recovery, tuple(RecoveryStep)
+    if list(steps) != sorted(set(steps), key=order.index):
+        words = ", ".join(step.value for step in order)
+        yield Problem.of("recovery", [step.value for step in steps], f"steps in this order, each once: {words}")
+    if RecoveryStep.RELOAD in steps and profile.strategy is not Strategy.IN_PLACE:
+        yield Problem.of("recovery", "reload", 'no reload with strategy = "reboot", which never unloads the driver')
+    if (RecoveryStep.RESET in steps) != (profile.reset is not None):
+        yield Problem.of("recovery", [step.value for step in steps], "reset where the table [reset] is, else none")
+    if steps and profile.probe is None:
+        yield _needed("probe", "recovery")
+    if set(steps) - {RecoveryStep.REBOOT} and not profile.paths.recovery_record:
+        yield _needed("paths.recovery_record", "recovery")
+    if RecoveryStep.REBOOT in steps and not profile.paths.rebooter_record:
+        yield _needed("paths.rebooter_record", "recovery")
+    reset = profile.reset
+    if reset is not None and bool(reset.minor_in) != bool(reset.minor_line):
+        yield Problem.of("reset.minor_line", reset.minor_line, "a line if reset.minor_in is set, else none")
+
+
 _LINE = re.compile(r"\(at line ([0-9]{1,9}),")
 """Where tomllib names the place of a mistake."""
 
@@ -158,7 +184,8 @@ def read(text: str) -> ProfileReading:
         is_fit = re.fullmatch(PREFIXED_KEY, wanted) and wanted not in keys.names
         return wanted if is_fit else f"{domain}/{_OWN_NAME}.{end}"
 
-    found = {name: getattr(keys, name) or derived(name.replace("_", "-")) for name in _DERIVED}
+    names = (*_DERIVED, *(_REBOOTER_KEYS if RecoveryStep.REBOOT in profile.recovery else ()))
+    found = {name: getattr(keys, name) or derived(name.replace("_", "-")) for name in names}
     profile = replace(profile, keys=replace(keys, **found))
     problems = _placed(broken_relations(profile), text)
     return ProfileReading(None if problems else profile, problems)

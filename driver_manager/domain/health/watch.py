@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
 from driver_manager.domain import events
@@ -121,6 +121,35 @@ class Wedge(Struct, frozen=True):
     evidence: Annotated[str, Part(is_omitted=True)] = ""
 
 
+class RecoveryState(Enum):
+    """What is done about a wedge."""
+
+    NONE = "none"
+    WAITING = "waiting"
+    UNDER_WAY = "under-way"
+    NEEDS_SERVICE = "needs-service"
+
+
+MAX_COUNT = 2**31
+
+
+class Recovery(Struct, frozen=True):
+    """The recovery of the wedge declared at `since_s`: a `step` of the profile's, its state, and the reason for it.
+
+    `is_open`: a step has to be ended, even if the driver is not wedged any more. `counts` are steps by `step.outcome`.
+    """
+
+    step: Annotated[str, Part(is_omitted=True)] = ""
+    state: RecoveryState = RecoveryState.NONE
+    reason: Annotated[str, Part(is_omitted=True, chars=400)] = ""
+    since_s: Annotated[int, Part("since", least=0, most=LAST_MOMENT_S, is_omitted=True)] = 0
+    is_open: Annotated[bool, Part("open", is_omitted=True)] = False
+    counts: Annotated[Mapping[str, int], Part(least=0, most=MAX_COUNT, is_omitted=True)] = field(default_factory=dict)
+
+
+NO_RECOVERY = Recovery()
+
+
 class Kept(Struct, frozen=True):
     """The file on the host with the evidence ("" if none is wanted), or why it was not saved."""
 
@@ -221,6 +250,7 @@ class History(Struct, frozen=True):
     served: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
     served_before: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
     lost: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
+    recovery: Annotated[Recovery, Part(is_omitted=True)] = NO_RECOVERY
 
     @property
     def name(self) -> str:
