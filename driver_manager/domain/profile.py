@@ -254,6 +254,9 @@ class RecoveryStep(Enum):
     REBOOT = "reboot"
 
 
+_STEP = Rule(choices=tuple(step.value for step in RecoveryStep), parse=RecoveryStep)
+
+
 def parse_steps(text: str) -> frozenset[RecoveryStep]:
     """The steps in AUTO_RECOVER: names with commas between; `true` means reboot, `false` none. Raises ValueError."""
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
@@ -536,7 +539,7 @@ class Profile(Struct, frozen=True):
     container_unloads: bool = False
     host_services: tuple[Service, ...] = ()
     probe: Probe | None = None
-    recovery: tuple[RecoveryStep, ...] = ()
+    recovery: tuple[Annotated[RecoveryStep, _STEP], ...] = ()
     reset: Reset | None = None
     commands: VendorCommands = field(default_factory=VendorCommands)
     upgrade_metrics: UpgradeMetrics = field(default_factory=UpgradeMetrics)

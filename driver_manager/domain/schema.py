@@ -186,7 +186,12 @@ class Reader:
         if item.is_record:
             return tuple(self.record(item.kind, entry, f"{at}[{number}]") for number, entry in enumerate(value))
         # One problem for each list, even if several of its texts are wrong.
-        return tuple(value) if all(self._text(item, entry, at) is not None for entry in value) else None
+        found: list[Any] = []
+        for entry in value:
+            found.append(self._text(item, entry, at))
+            if found[-1] is None:
+                return None
+        return tuple(found)
 
     def _text(self, one: FieldType, text: str, at: str) -> Any:
         rule, expected = one.rule, self._expected(one)
