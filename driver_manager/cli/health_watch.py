@@ -20,7 +20,7 @@ from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.process.supervisor import Supervisor
 from driver_manager.adapters.report.http import parse_address
 from driver_manager.cli import lean, session
-from driver_manager.cli.health_watch_loop import TARGET, Launch
+from driver_manager.cli.health_watch_loop import TARGET, Launch, RecoverySettings
 from driver_manager.cli.lean import NodeWay
 from driver_manager.cli.main import warn_of_mistyped
 from driver_manager.cli.options import command, in_form, output_option, put, with_options
@@ -29,7 +29,7 @@ from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.health.watch import compared, decode_watch_record
 from driver_manager.domain.host import Health
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.profile import Profile, RecoveryStep
 from driver_manager.domain.settings import Setting, Values
 from driver_manager.domain.text import json_text
 from driver_manager.domain.wire import body_of
@@ -52,6 +52,7 @@ _ONCE_CODES = {
     settings.HEALTH,
     settings.HOST,
     (settings.DRIVER_ROOT, settings.EVIDENCE_DIR, settings.NODE_NAME, settings.CLIENT_SELECTOR),
+    settings.RECOVERY,
     settings.LOGGING,
 )
 def health_watch_command(*, once: bool, handover: bool, output: str, values: Values) -> int:
@@ -112,7 +113,20 @@ def _launch(values: Values) -> Launch:
         no_way=no_way,
         is_way_blocked=bool(no_way) and bool(transport.proxy_in_pod(os.environ)),
         client_selector=session.selector(values, settings.CLIENT_SELECTOR).text,
+        recovery=_recovery(values, profile),
         argv=tuple(click.get_current_context().find_root().obj or ()),
+    )
+
+
+def _recovery(values: Values, profile: Profile) -> RecoverySettings:
+    consents = session.eviction_consents(values)
+    return RecoverySettings(
+        auto=tuple(sorted(session.automatic_steps(values), key=tuple(RecoveryStep).index)),
+        namespace=values[settings.OPERATOR_NAMESPACE] or values[settings.POD_NAMESPACE] or profile.namespace,
+        evicts=values[settings.ENABLE_NPU_POD_EVICTION],
+        forces=consents.forces,
+        deletes_empty_dirs=consents.deletes_empty_dirs,
+        device_classes=consents.device_classes,
     )
 
 

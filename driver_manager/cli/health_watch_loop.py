@@ -25,7 +25,7 @@ from driver_manager.cli.lean import NodeWay
 from driver_manager.core.health import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain.errors import ExitCode, Terminated
 from driver_manager.domain.health.metrics import HealthReport, families
-from driver_manager.domain.profile import Profile, encode_profile
+from driver_manager.domain.profile import Profile, RecoveryStep, encode_profile
 
 TARGET = f"{__name__}:run"
 TASK = "driver_manager.cli.health_watch_tasks:run"
@@ -35,6 +35,20 @@ GRACE_S = 10.0
 RELOAD_S = 30.0
 
 Publish = Callable[[HealthReport], None]
+
+
+class RecoverySettings(Struct, frozen=True):
+    """The settings of the recovery: `auto` are the steps without approval, the Lease is in `namespace`.
+
+    The others are the consents to evictions before a reload, as those of a run.
+    """
+
+    auto: tuple[RecoveryStep, ...] = ()
+    namespace: str = ""
+    evicts: bool = False
+    forces: bool = False
+    deletes_empty_dirs: bool = False
+    device_classes: tuple[str, ...] = ()
 
 
 class Launch(Struct, frozen=True):
@@ -55,7 +69,24 @@ class Launch(Struct, frozen=True):
     no_way: str = ""
     is_way_blocked: bool = False
     client_selector: str = ""
+    recovery: RecoverySettings = RecoverySettings()
     argv: tuple[str, ...] = ()
+
+    @property
+    def is_recovering(self) -> bool:
+        """True if the profile has a step before the reboot, and the Node can be reached."""
+        return self.way is not None and bool({*self.profile.recovery} - {RecoveryStep.REBOOT})
+
+    @property
+    def recovery_s(self) -> float:
+        """The longest turn of a recovery, in seconds."""
+        return health.RECOVERY_S + (self.profile.reset.timeout_s if self.profile.reset is not None else 0.0)
+
+    @property
+    def patience_s(self) -> float:
+        """How long a step of a recovery may take to help, in seconds."""
+        policy = self.policy
+        return policy.settle_s + (policy.failures + 1) * (policy.interval_s + policy.timeout_s)
 
     def to_document(self) -> dict[str, Any]:
         """The settings as JSON, for another interpreter of this version."""
@@ -81,7 +112,10 @@ def run(document: dict[str, Any], log: LogForm) -> int:
     notifier = health.ChildNotifier(_process(launch, clock, log)) if launch.way is not None else None
     # Evidence has its own process, as that may get stuck.
     keeper = health.ChildKeeper(_process(launch, clock, log, "evidence")) if launch.profile.paths.evidence else None
-    ports = WatchPorts(prober, marks, clock, reporter, notifier, keeper)
+    recoverer = None
+    if launch.is_recovering:
+        recoverer = health.ChildRecoverer(_process(launch, clock, log, "recover"), launch.recovery_s)
+    ports = WatchPorts(prober, marks, clock, reporter, notifier, keeper, recoverer)
     watch = HealthWatch(ports, launch.policy, publish)
     policy = launch.policy
     reporter.info(
@@ -108,6 +142,8 @@ def _process(launch: Launch, clock: LoopClock, log: LogForm, task: str = "") -> 
         "way": asdict(launch.way) if launch.way is not None else None,
         "roots": launch.roots.to_document(),
         "client_selector": launch.client_selector,
+        "driver_root": launch.driver_root,
+        "recovery": {**msgspec.to_builtins(launch.recovery), "patience_s": launch.patience_s},
         "profile": encode_profile(launch.profile),
     }
 
@@ -150,7 +186,8 @@ def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
     from driver_manager.adapters.report.http import Endpoint, Heartbeat, StatusServer  # noqa: PLC0415
 
     policy = launch.policy
-    longest_s = health.MUTE_S + health.EVIDENCE_S + health.REPORT_S + health.CLIENTS_S + 5 * (TERM_S + KILL_S)
+    longest_s = health.MUTE_S + health.EVIDENCE_S + health.REPORT_S + health.CLIENTS_S + 6 * (TERM_S + KILL_S)
+    longest_s += launch.recovery_s if launch.is_recovering else 0.0
     heartbeat = Heartbeat(clock, policy.interval_s + max(policy.timeout_s, policy.settle_s) + longest_s + GRACE_S)
     endpoint = Endpoint(heartbeat, lambda: others_of(launch.roots, launch.profile.paths))
     StatusServer(clock, launch.metrics_addr, endpoint.respond)

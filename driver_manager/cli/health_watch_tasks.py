@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import asdict
 
 from driver_manager.adapters.host.evidence import holders_within, save_evidence
-from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.files import HostRoots, boot_id
 from driver_manager.adapters.host.holders import whose
 from driver_manager.adapters.host.modules import driver_modules, driver_nodes
 from driver_manager.adapters.host.notes import HostClientNotes
@@ -27,9 +28,10 @@ from driver_manager.core.clients import ClientRestarter
 from driver_manager.core.node import announce, announce_window
 from driver_manager.domain import outage, selectors
 from driver_manager.domain.errors import ExitCode, ManagerError
-from driver_manager.domain.health.watch import Notice, mute_on
+from driver_manager.domain.health.watch import Notice, WedgeSeen, mute_on, write_recovery
+from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods.workloads import ClientRules
-from driver_manager.domain.profile import decode_profile, driver_version
+from driver_manager.domain.profile import RecoveryStep, decode_profile, driver_version
 
 API_BUDGET_S = 8.0
 """Seconds for one request and its retries; half of it for one attempt."""
@@ -102,6 +104,43 @@ def _clients(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     return {**answer, "warnings": reporter.warnings}
 
 
+def _recover(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
+    """One turn of the recovery."""
+    # Only a wedge needs these.
+    from driver_manager.adapters.host.recovery import HostRecovery  # noqa: PLC0415
+    from driver_manager.adapters.kube.leases import LeaseSlots  # noqa: PLC0415
+    from driver_manager.core.rebooter import NodeDrain  # noqa: PLC0415
+    from driver_manager.core.recovery import NodeRecovery, RecoveryPolicy, RecoveryPorts  # noqa: PLC0415
+
+    cluster, reporter = _cluster(document, log)
+    profile, clock, known = decode_profile(document["profile"]), SystemClock(), document["recovery"]
+    clock.install()
+    roots = HostRoots.from_document(document["roots"])
+    rules = EvictionRules(
+        is_enabled=known["evicts"],
+        forces=known["forces"],
+        deletes_empty_dirs=known["deletes_empty_dirs"],
+        device_classes=tuple(known["device_classes"]),
+    )
+    ports = RecoveryPorts(
+        cluster,
+        lambda step: LeaseSlots(cluster.api, known["namespace"], profile.keys, step),
+        HostRecovery(roots, profile, clock, document["driver_root"]),
+        NodeDrain(cluster, clock, reporter, profile, rules, spares_daemons=False),
+        clock,
+        reporter,
+    )
+    policy = RecoveryPolicy(
+        profile,
+        frozenset(map(RecoveryStep, known["auto"])),
+        known["patience_s"],
+        boot_id(roots),
+        whose(Path("/proc/self"))[0],
+    )
+    seen = msgspec.convert(document["seen"], WedgeSeen)
+    return {"recovery": write_recovery(NodeRecovery(ports, policy, seen).turn())}
+
+
 def _evidence(document: Mapping[str, Any], _: LogForm) -> dict[str, Any]:
     """Save the evidence of a wedge in one file."""
     profile = decode_profile(document["profile"])
@@ -115,6 +154,7 @@ _TASKS: dict[str, Callable[[Mapping[str, Any], LogForm], dict[str, Any]]] = {
     "clients": _clients,
     "evidence": _evidence,
     "mute": _mute,
+    "recover": _recover,
     "report": _report,
     "window": _window,
 }

@@ -7,18 +7,20 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from driver_manager.core.ports_base import Clock, EvidenceKeeper, HealthMarks, NodeNotifier, Prober, Reporter
+from driver_manager.core.ports_base import Clock, EvidenceKeeper, HealthMarks, NodeNotifier, Prober, Recoverer, Reporter
 from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health import watch
 from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.host import Health, ProbeResult
 from driver_manager.domain.outage import Outage
+from driver_manager.domain.text import without_numbers
 
 Warn = Callable[[str, str], None]
 """Logs a problem of a topic once while it stays the same; an empty text ends the problem."""
 
 CLIENT_TOPIC, NODE_TOPIC, MUTE_TOPIC, WINDOW_TOPIC = "clients", "node", "mute of the node", "window on the node"
+RECOVERY_TOPIC = "recovery"
 WINDOW_TRIES = 3
 LOOK_S = 300.0
 """Minimum seconds between two reads of the Node's mute while the driver is wedged."""
@@ -160,7 +162,10 @@ class WatchPolicy(Struct, frozen=True):
 
 
 class WatchPorts(Struct, frozen=True):
-    """The ports of health-watch. `notifier` is None if the Node cannot be reached, `keeper` if evidence is off."""
+    """The ports of health-watch. `notifier` is None if the Node cannot be reached, `keeper` if evidence is off.
+
+    `recoverer` is None if the marker for the rebooter is all that follows a wedge.
+    """
 
     prober: Prober
     marks: HealthMarks
@@ -168,6 +173,7 @@ class WatchPorts(Struct, frozen=True):
     reporter: Reporter
     notifier: NodeNotifier | None = None
     keeper: EvidenceKeeper | None = None
+    recoverer: Recoverer | None = None
 
 
 class HealthWatch:
@@ -189,6 +195,7 @@ class HealthWatch:
         self._is_ready = False
         self._returned = "", ""
         self._keeper = ports.keeper
+        self._recoverer = ports.recoverer
         self._evidence_of: int | None = None
         self._node: NodeReporter | None = None
         if ports.notifier is not None:
@@ -217,7 +224,7 @@ class HealthWatch:
 
         Before it declares a wedge, it reads the Node's mute, without the lock, so that no reconcile waits. Then it
         changes the marks, publishes, saves the evidence, which the Node's Event names, and reports to the Node last, so
-        that an unreachable API server delays nothing else.
+        that an unreachable API server delays nothing else. Then it recovers the driver.
         """
         result, took_s = None, 0.0
         try:
@@ -239,6 +246,7 @@ class HealthWatch:
         self._publish_report(result, took_s)
         self._keep_evidence()
         self._report_to_node()
+        self._recover(result)
 
     def _sample(self, begun: float) -> ProbeResult:
         """One sample, compared with the devices that served before. Slow is not bad while the driver settles."""
@@ -326,7 +334,9 @@ class HealthWatch:
         """Change the host's marks as the state needs. Raises ManagerError; the next turn retries failed changes."""
         history = self._history
         failed: ManagerError | None = None
-        for act in watch.mark_changes(history, seen):
+        # Where other steps come first, the rebooter is asked once they are used up.
+        may_ask = self._recoverer is None or watch.wants_reboot(history)
+        for act in watch.mark_changes(history, replace(seen, can_request=seen.can_request and may_ask)):
             try:
                 self._do(act, history, seen)
                 self._reporter.info(f"done: {act.value}")
@@ -432,6 +442,30 @@ class HealthWatch:
             self._remember()
         self._node.report_window()
         self._node.restart_clients(self._serving)
+
+    def _recover(self, result: ProbeResult | None) -> None:
+        """Take a turn of the recovery, while there is something to do for it. Raises Terminated."""
+        history, before = self._history, self._history.recovery
+        if self._recoverer is None or not self._boot_id:
+            return
+        is_unsure = history.state is watch.HealthState.WEDGED and (result is None or result.health is Health.UNKNOWN)
+        if is_unsure or not watch.is_recovering(history):
+            if watch.is_recovery_over(history):
+                self._history = replace(history, recovery=watch.Recovery(counts=before.counts))
+                self._remember()
+            return
+        answer = self._recoverer.recover(watch.wedge_seen(history, result))
+        self._warn(RECOVERY_TOPIC, f"no recovery: {answer.problem}" if answer.problem else "")
+        after = before if answer.problem else answer.recovery
+        if (after.step, after.state, without_numbers(after.reason)) != (
+            before.step,
+            before.state,
+            without_numbers(before.reason),
+        ):
+            self._reporter.info(f"recovery: {' '.join(filter(None, (after.step, after.state.value)))}: {after.reason}")
+        if after != before:
+            self._history = replace(self._history, recovery=after)
+            self._remember()
 
     def _warn(self, topic: str, text: str) -> None:
         """Log a problem of `topic` once while it stays the same; an empty `text` ends it."""

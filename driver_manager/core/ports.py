@@ -303,7 +303,7 @@ class RebootHost(Protocol):
 
 
 class SlotStore(Protocol):
-    """Where the cluster keeps who may reboot. Raises what Cluster raises."""
+    """Where the cluster keeps who may reboot or recover. Raises what Cluster raises."""
 
     def read(self, limit: int) -> SlotsSeen:
         """The slots now. Where `limit` are in use, holders whose Nodes are gone are named as such."""

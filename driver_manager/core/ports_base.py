@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from driver_manager.domain.health.watch import ClientAnswer, Kept, MuteAnswer, Notice, Surroundings
+from driver_manager.domain.health.watch import (
+    ClientAnswer,
+    Kept,
+    MuteAnswer,
+    Notice,
+    RecoveryAnswer,
+    Surroundings,
+    WedgeSeen,
+)
 from driver_manager.domain.host import Marker, ProbeResult
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.outage import Outage
@@ -133,3 +141,10 @@ class EvidenceKeeper(Protocol):
 
     def keep(self, since_s: int, lines: Iterable[str]) -> Kept:
         """Save one file for each `since_s`, with `lines`, holders and kernel log, in time. Raises Terminated."""
+
+
+class Recoverer(Protocol):
+    """Takes the steps that may end a wedge, in a process of its own."""
+
+    def recover(self, seen: WedgeSeen) -> RecoveryAnswer:
+        """One turn: the next step, if every condition for it is met. Raises Terminated."""

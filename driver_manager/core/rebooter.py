@@ -452,11 +452,19 @@ MOST_S = 3600.0
 
 
 class NodeDrain:
-    """See `driver_manager.core.ports.NodeDrainer`."""
+    """See `driver_manager.core.ports.NodeDrainer`. `spares_daemons`: pods of a DaemonSet do not count."""
 
-    def __init__(
-        self, cluster: Cluster, clock: Clock, reporter: Reporter, profile: Profile, rules: EvictionRules
+    def __init__(  # noqa: PLR0913  # the ports one by one
+        self,
+        cluster: Cluster,
+        clock: Clock,
+        reporter: Reporter,
+        profile: Profile,
+        rules: EvictionRules,
+        *,
+        spares_daemons: bool = True,
     ) -> None:
+        self._spares_daemons = spares_daemons
         self._cluster = cluster
         self._clock = clock
         self._profile = profile
@@ -484,4 +492,6 @@ class NodeDrain:
         namespaces = namespaces_with_claims(known.pods, self._profile, self._rules)
         claims = self._cluster.claims(namespaces) if namespaces else ()
         found = workloads(NodePods(known.pods, claims, (), None), self._profile, self._rules)
+        if not self._spares_daemons:
+            return known, found
         return known, tuple(one for one in found if one.pod.owner_kind != "DaemonSet" and not one.pod.is_mirror)

@@ -421,6 +421,15 @@ REBOOT_EVICTION = (
 )
 """The options for workloads that apply before a reboot."""
 
+RECOVERY = (
+    AUTO_RECOVER,
+    OPERATOR_NAMESPACE,
+    POD_NAMESPACE,
+    ENABLE_NPU_POD_EVICTION,
+    *REBOOT_EVICTION,
+)
+"""The options of a recovery by health-watch: those for workloads are as for a run."""
+
 HEADINGS: tuple[tuple[str, tuple[AnySetting, ...]], ...] = (
     *((group.heading, tuple(group)) for group in (DRIVER, WORKLOADS, MACHINES, HEALTH, REBOOTER, ROLLOUT)),
     (CLUSTER.heading, (*CLUSTER, *HOST)),

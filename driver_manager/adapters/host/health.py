@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any
 
+from msgspec.structs import asdict
+
 from driver_manager.adapters.host.files import HostRoots, boot_id, changing, text_of
 from driver_manager.adapters.host.notes import DriverFiles, RunFiguresFile, load_text, read_baseline, read_marker
 from driver_manager.adapters.process.supervisor import TaskProcess, problem_in
@@ -17,6 +19,7 @@ from driver_manager.domain.health import watch
 from driver_manager.domain.host import Marker, encode_marker
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.wire import Unreadable
 
 
 class HostMarks(DriverFiles):
@@ -133,6 +136,8 @@ MUTE_S = 10.0
 REPORT_S = 20.0
 CLIENTS_S = 30.0
 EVIDENCE_S = 30.0
+RECOVERY_S = 120.0
+"""Of a turn of the recovery, without the reset itself."""
 
 
 class ChildNotifier:
@@ -178,3 +183,18 @@ class ChildKeeper:
     def keep(self, since_s: int, lines: Iterable[str]) -> watch.Kept:
         answer = self._process.ask(EVIDENCE_S, {"since_s": since_s, "lines": list(lines)})
         return watch.Kept(str(answer.get("path", "")), problem_in(answer))
+
+
+class ChildRecoverer:
+    """See `driver_manager.core.ports_base.Recoverer`. One turn may take `timeout_s` seconds."""
+
+    def __init__(self, process: TaskProcess, timeout_s: float) -> None:
+        self._process = process
+        self._timeout_s = timeout_s
+
+    def recover(self, seen: watch.WedgeSeen) -> watch.RecoveryAnswer:
+        answer = self._process.ask(self._timeout_s, {"seen": asdict(seen)})
+        try:
+            return watch.RecoveryAnswer(watch.read_recovery(str(answer["recovery"])))
+        except (KeyError, Unreadable) as error:
+            return watch.RecoveryAnswer(problem=problem_in(answer) or f"its answer is not understood: {error}")

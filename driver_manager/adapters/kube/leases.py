@@ -1,4 +1,4 @@
-"""Leases: the leadership of the rollout controller, and the slots of reboots."""
+"""Leases: the leadership of the rollout controller, and the slots of reboots and recoveries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from driver_manager.adapters.kube.transport import CONFLICT, NOT_FOUND
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.deadline import around_s
 from driver_manager.domain.errors import Conflict
-from driver_manager.domain.profile import NodeKeys
+from driver_manager.domain.profile import NodeKeys, RecoveryStep
 from driver_manager.domain.reboot.state import SlotHolder, Slots, SlotsSeen, SlotsUnreadable, decode_slots, encode_slots
 from driver_manager.domain.wire import seconds_of
 
@@ -207,23 +207,30 @@ def _as_record(body: Mapping[str, Any]) -> _Record:
     )
 
 
-# The slots of reboots
+# The slots of reboots, and of the steps of a recovery
 #
-# The Lease names the nodes as its holders. It never expires: a node holds its slot until it is back.
+# An annotation of the Lease names the holders. A slot never expires: a node holds it until it is back.
 
 LEASE = "driver-manager-reboots"
+RECOVERY_LEASE = "driver-manager-recovery"
 NO_SUCH_NODE = frozenset({400, NOT_FOUND})
 """400 is the answer for what cannot be a node's name."""
 
 
 class LeaseSlots:
-    """See `driver_manager.core.ports.SlotStore`."""
+    """See `driver_manager.core.ports.SlotStore`. The slots of reboots, or those of a recovery's `step`.
 
-    def __init__(self, api: KubeApi, namespace: str, keys: NodeKeys) -> None:
+    A node that is back has no annotation `mark` any more.
+    """
+
+    def __init__(self, api: KubeApi, namespace: str, keys: NodeKeys, step: RecoveryStep = RecoveryStep.REBOOT) -> None:
         self._api = api
-        self._lease = Lease(api, namespace, LEASE)
+        is_reboot = step is RecoveryStep.REBOOT
+        self._name = LEASE if is_reboot else RECOVERY_LEASE
+        self._key = keys.reboot_slots if is_reboot else f"{keys.recovery_slots}.{step.value}"
+        self._mark = keys.reboot_in_progress if is_reboot else keys.recovery
+        self._lease = Lease(api, namespace, self._name)
         self._namespace = namespace
-        self._keys = keys
 
     def read(self, limit: int) -> SlotsSeen:
         body = self._lease.read()
@@ -231,21 +238,21 @@ class LeaseSlots:
             return SlotsSeen()
         version, annotations = understood(as_versioned, body)
         try:
-            text = annotations.get(self._keys.reboot_slots)
+            text = annotations.get(self._key)
             slots = decode_slots(text) if text is not None else Slots()
         except SlotsUnreadable as error:
-            return SlotsSeen(version=version, problem=f"{error.what} (Lease {self._namespace}/{LEASE})")
+            return SlotsSeen(version=version, problem=f"{error.what} (Lease {self._namespace}/{self._name})")
         held = slots.holders if len(slots.holders) >= limit else ()
         return SlotsSeen(slots, version, frozenset(holder.uid for holder in held if self._is_gone(holder)))
 
     def write(self, slots: Slots, version: str) -> None:
         holders = ", ".join(sorted(holder.node for holder in slots.holders))
-        annotations = {self._keys.reboot_slots: encode_slots(slots)}
+        annotations = {self._key: encode_slots(slots)}
         if self._lease.write(version, {"holderIdentity": holders or None}, annotations) is None:
-            raise Conflict(f"the Lease {LEASE} changed since it was read", "Run again.")
+            raise Conflict(f"the Lease {self._name} changed since it was read", "Run again.")
 
     def _is_gone(self, holder: SlotHolder) -> bool:
-        """True if the holder's Node was deleted, or is back: Ready in another boot, and without a mark of a reboot."""
+        """True if the holder's Node was deleted, or is back: Ready in another boot, and without the mark."""
         try:
             path = f"/api/v1/nodes/{quote(holder.node, safe='')}"
             body = self._api.call("GET", path, "get nodes", passing=NO_SUCH_NODE)
@@ -255,4 +262,4 @@ class LeaseSlots:
         if node.uid != holder.uid:
             return True
         is_back = node.is_ready is True and node.boot_id not in ("", holder.boot_id)
-        return is_back and self._keys.reboot_in_progress not in node.annotations
+        return is_back and self._mark not in node.annotations

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet.spec import UNDER_WAY_WORDS, decode_node_record
-from driver_manager.domain.health.watch import Recovery, RecoveryState
+from driver_manager.domain.health.watch import Recovery, RecoveryState, encode_note
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.profile import Profile, RecoveryStep
 from driver_manager.domain.reboot.state import SlotsSeen
-from driver_manager.domain.text import several
+from driver_manager.domain.text import several, without_numbers
 from driver_manager.domain.wire import LAST_MOMENT_S, Form, Part, Unreadable, body_of
 
 # The record
@@ -143,22 +143,11 @@ def decode_reload_request(text: str) -> ReloadRequest:
     return RELOAD_FORM.read(text).record(ReloadRequest)
 
 
-# What the Node shows of a recovery: an annotation
+class ResetAnswer(Struct, frozen=True):
+    """The result of a reset: who has the device open ("in use", nothing was done), or the `problem`, "" for none."""
 
-NOTE_FORM = Form("the annotation of a recovery", Unreadable, "It is written again.", key="v", is_compact=True)
-
-
-def encode_note(seen: Recovery) -> str:
-    body = body_of(seen)
-    return NOTE_FORM.write({key: body[key] for key in ("step", "state", "reason")})
-
-
-def decode_note(text: str) -> Recovery | None:
-    """The recovery that the annotation `text` shows, None if it cannot be read."""
-    try:
-        return NOTE_FORM.read(text).record(Recovery)
-    except Unreadable:
-        return None
+    users: tuple[str, ...] = ()
+    problem: str = ""
 
 
 # The facts of one decision
@@ -169,6 +158,10 @@ LIMITS: dict[RecoveryStep, tuple[int, int]] = {RecoveryStep.RESET: (2, 3), Recov
 
 HEALTHY_SAMPLES = 3
 """Healthy samples in a row after which a step has helped."""
+
+
+REPEAT_S = 60.0
+"""Seconds after which the driver pod is evicted again: a process may have ended between the record and the request."""
 
 
 class RecoveryFacts(Struct, frozen=True):
@@ -197,7 +190,6 @@ class RecoveryFacts(Struct, frozen=True):
     load: str = ""
     node: Node | None = None
     pod: str = ""
-    is_pod_leaving: bool = False
     is_alone: bool = True
     problem: str = ""
     users: tuple[str, ...] | None = None
@@ -332,7 +324,7 @@ def _unhealed(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision 
     elif facts.since_s > attempt.at_s or is_other_load:
         why = f"the driver is wedged again: {facts.reason}"
     elif step is RecoveryStep.RELOAD and facts.pod == attempt.pod:
-        if not facts.is_pod_leaving:
+        if facts.uptime_s - attempt.uptime_s >= REPEAT_S:
             return RecoveryDecision(RecoveryAct.START, "the driver pod is still there", step)
         return _wait("the driver pod is terminating", step)
     elif facts.uptime_s - attempt.uptime_s < facts.patience_s:
@@ -527,18 +519,20 @@ def note_change(facts: RecoveryFacts, seen: Recovery) -> NodeChange:
     if node is None or not keys.recovery:
         return NodeChange()
     wanted = encode_note(seen) if seen.state is not RecoveryState.NONE else None
+    there = node.annotations.get(keys.recovery)
     notes: dict[str, str | None] = {}
-    if node.annotations.get(keys.recovery) != wanted:
+    if without_numbers(there or "") != without_numbers(wanted or ""):
         notes[keys.recovery] = wanted
     if wanted is None and keys.approve_recovery in node.annotations:
         notes[keys.approve_recovery] = None
     return NodeChange(annotations=notes)
 
 
-def granted(facts: RecoveryFacts, step: RecoveryStep) -> NodeChange:
-    """The patch of the grant: it consumes the approval of `step`."""
-    key = facts.profile.keys.approve_recovery
-    return NodeChange(annotations={key: None} if approved_step(facts) is step else {})
+def granted(facts: RecoveryFacts, attempt: Attempt) -> NodeChange:
+    """The patch of the grant: it consumes an approval, and names the attempt."""
+    keys = facts.profile.keys
+    note = encode_note(Recovery(attempt.step.value, RecoveryState.UNDER_WAY, f"attempt {attempt.key}"))
+    return NodeChange(annotations={keys.recovery: note} | ({keys.approve_recovery: None} if attempt.approved else {}))
 
 
 def given_back(facts: RecoveryFacts, attempt: Attempt) -> NodeChange:

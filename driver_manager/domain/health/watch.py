@@ -15,7 +15,7 @@ from driver_manager.domain.baseline import Baseline, in_service
 from driver_manager.domain.host import RECOVERY, DeviceVerdict, Health, Marker, ProbeResult
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.node import Node
-from driver_manager.domain.profile import NodeKeys
+from driver_manager.domain.profile import NodeKeys, RecoveryStep
 from driver_manager.domain.text import several, writable
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, Part, Unreadable, body_of, seconds_of
 
@@ -148,6 +148,51 @@ class Recovery(Struct, frozen=True):
 
 
 NO_RECOVERY = Recovery()
+
+
+RECOVERY_FORM = Form("the recovery", Unreadable, "It is written again.", key="v", is_compact=True)
+
+
+def write_recovery(recovery: Recovery) -> str:
+    return RECOVERY_FORM.write(body_of(recovery))
+
+
+def read_recovery(text: str) -> Recovery:
+    """The recovery that `write_recovery` wrote. Raises Unreadable."""
+    return RECOVERY_FORM.read(text).record(Recovery)
+
+
+def encode_note(recovery: Recovery) -> str:
+    """The Node's annotation: step, state and reason."""
+    return write_recovery(replace(recovery, since_s=0, is_open=False, counts={}))
+
+
+def decode_note(text: str) -> Recovery | None:
+    """The recovery that the annotation `text` shows, None if it cannot be read."""
+    try:
+        return read_recovery(text)
+    except Unreadable:
+        return None
+
+
+class WedgeSeen(Struct, frozen=True):
+    """What health-watch knows of a wedge: see `driver_manager.domain.health.recovery.RecoveryFacts`."""
+
+    is_wedged: bool
+    since_s: int
+    reason: str = ""
+    devices: tuple[str, ...] = ()
+    served: int = 0
+    serving: int = 0
+    healthy: int = 0
+    load: str = ""
+
+
+class RecoveryAnswer(Struct, frozen=True):
+    """The recovery after a turn of it, or the `problem` because of which there was none."""
+
+    recovery: Recovery = NO_RECOVERY
+    problem: str = ""
 
 
 class Kept(Struct, frozen=True):
@@ -343,6 +388,52 @@ def _counted(history: History, sample: Sample, finding: SampleResult) -> History
 def _flaps(history: History) -> bool:
     flips = sum(one != other for one, other in zip(history.recent, history.recent[1:], strict=False))
     return flips >= FLAPPING_FLIPS or (history.is_flapping and flips > CALM_FLIPS)
+
+
+# The recovery: what the loop has to know of it
+
+
+def is_recovering(history: History) -> bool:
+    """True if something has to be done for the recovery: a step to take or to end, or a recovery to forget."""
+    known = history.recovery
+    if known.is_open:
+        return True
+    if history.state is not HealthState.WEDGED:
+        return False
+    is_known = known.since_s == history.wedge.since_s
+    return not (is_known and (known.state is RecoveryState.NEEDS_SERVICE or known.step == RecoveryStep.REBOOT.value))
+
+
+def is_recovery_over(history: History) -> bool:
+    """True if the record shows a recovery of a wedge that has ended without one more step."""
+    is_calm = history.state is HealthState.HEALTHY or history.is_muted_by_hand
+    return is_calm and not history.recovery.is_open and history.recovery.state is not RecoveryState.NONE
+
+
+def wants_reboot(history: History) -> bool:
+    """True if a reboot is the step that is left for the wedge."""
+    known = history.recovery
+    return known.step == RecoveryStep.REBOOT.value and known.since_s == history.wedge.since_s
+
+
+def wedge_seen(history: History, result: ProbeResult | None) -> WedgeSeen:
+    """The facts of the loop for a turn of the recovery, after a turn with `result`, None if it is muted."""
+    devices = result.devices if result is not None else ()
+    row = 0
+    while row < len(history.recent) and history.recent[-1 - row]:
+        row += 1
+    return WedgeSeen(
+        is_wedged=history.state is HealthState.WEDGED,
+        since_s=history.wedge.since_s,
+        reason=history.reason,
+        devices=tuple(
+            sorted(one.address for one in devices if one.health is Health.UNHEALTHY and one.address and not one.is_lost)
+        ),
+        served=len({*history.served, *history.served_before}),
+        serving=sum(one.health is Health.HEALTHY and bool(one.address) for one in devices),
+        healthy=row if history.state is HealthState.HEALTHY else 0,
+        load=history.driver,
+    )
 
 
 # The marks on the host that each state needs: a withdrawn ready marker, a request for recovery

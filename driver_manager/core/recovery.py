@@ -1,0 +1,327 @@
+"""A turn of the recovery of a wedged driver: observe, decide, do one act, repeat; a killed one continues.
+
+It runs in a short-lived process of health-watch; `driver_manager.domain.health.recovery` has the decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from driver_manager.core.node import show_condition
+from driver_manager.core.ports import Cluster, NodeDrainer, SlotStore
+from driver_manager.core.ports_base import Clock, Reporter
+from driver_manager.domain import errors, events
+from driver_manager.domain.health.recovery import (
+    ENDS,
+    Attempt,
+    Outcome,
+    RecoveryAct,
+    RecoveryDecision,
+    RecoveryFacts,
+    RecoveryRecord,
+    ReloadRequest,
+    ResetAnswer,
+    approved_step,
+    decide,
+    given_back,
+    granted,
+    note_change,
+    shown,
+)
+from driver_manager.domain.health.watch import Recovery, WedgeSeen
+from driver_manager.domain.node import EvictionOutcome, Node, NodeChange, Pod
+from driver_manager.domain.profile import Profile, RecoveryStep
+from driver_manager.domain.reboot.state import SlotHolder, SlotsSeen, SlotsUnreadable, event_key
+from driver_manager.domain.text import several
+
+MAX_ACTS = 20
+"""Maximum acts in one turn, more than any needs."""
+
+
+class RecoveryHost(Protocol):
+    """The host of a recovery. Every method raises ConfigError where the host cannot be read or written."""
+
+    def alone(self) -> AbstractContextManager[bool]:
+        """Within it no run starts to work on the driver; False if one already does."""
+
+    def uptime_s(self) -> float:
+        """Seconds since the boot."""
+
+    def record(self) -> RecoveryRecord:
+        """The record, an empty one where there is none. Raises RecoveryRecordUnreadable."""
+
+    def keep(self, record: RecoveryRecord) -> None:
+        """Replace the record."""
+
+    def request_reload(self, request: ReloadRequest) -> None:
+        """Ask the next run of this boot for a reload."""
+
+    def withdraw_reload(self) -> None:
+        """Remove that request."""
+
+    def users(self, devices: tuple[str, ...]) -> tuple[str, ...]:
+        """Who has one of `devices` open, apart from what only keeps it initialised."""
+
+    def reset(self, devices: tuple[str, ...], begin: Callable[[], None]) -> ResetAnswer:
+        """Reset `devices`, unless one is in use. `begin` is called once, right before the first reset."""
+
+
+class RecoveryPorts(Struct, frozen=True):
+    """The ports of a recovery. `workloads` tells which pods a reload may not evict."""
+
+    cluster: Cluster
+    slots: Callable[[RecoveryStep], SlotStore]
+    host: RecoveryHost
+    workloads: NodeDrainer
+    clock: Clock
+    reporter: Reporter
+
+
+class RecoveryPolicy(Struct, frozen=True):
+    """The settings of a recovery. `pod_uid` is the driver pod that we run in, "" without one."""
+
+    profile: Profile
+    auto: frozenset[RecoveryStep]
+    patience_s: float
+    boot_id: str
+    pod_uid: str
+
+
+class NodeRecovery:
+    """Recovers the node's driver, one act after the other."""
+
+    def __init__(self, ports: RecoveryPorts, policy: RecoveryPolicy, seen: WedgeSeen) -> None:
+        self._ports = ports
+        self._policy = policy
+        self._seen = seen
+        self._acts: dict[RecoveryAct, Callable[[RecoveryFacts, RecoveryDecision], None]] = {
+            RecoveryAct.ANNOUNCE: self._announce,
+            RecoveryAct.TAKE_SLOT: self._take_slot,
+            RecoveryAct.GRANT: self._grant,
+            RecoveryAct.START: self._start,
+            RecoveryAct.JUDGE: self._judge,
+            RecoveryAct.GIVE_BACK: self._give_back,
+            RecoveryAct.CLOSE: self._close,
+            RecoveryAct.GIVE_UP: self._give_up,
+        }
+
+    def turn(self) -> Recovery:
+        """Act until nothing is left to do now; the recovery then. Raises ManagerError; the next turn continues."""
+        for _ in range(MAX_ACTS):
+            self._ports.clock.check()
+            facts, decision = self._decided()
+            if decision.act in ENDS:
+                return self._shown(facts, decision)
+            try:
+                self._acts[decision.act](facts, decision)
+            except errors.Conflict as error:
+                self._ports.reporter.info(f"{error.what}; looking again")
+        raise errors.Conflict(f"not finished after {MAX_ACTS} steps", "No action needed; it is retried.")
+
+    def _decided(self) -> tuple[RecoveryFacts, RecoveryDecision]:
+        """The current facts and the decision on them. Users and slots are read only if a decision needs them."""
+        facts, record = self._observed(), self._ports.host.record()
+        while True:
+            decision = decide(record, facts)
+            match decision.act:
+                case RecoveryAct.ASK_USERS:
+                    facts = replace(facts, users=self._users(decision.step))
+                case RecoveryAct.ASK_SLOTS if decision.step is not None:
+                    facts = replace(facts, slots=self._ports.slots(decision.step).read(1))
+                case _:
+                    return facts, decision
+
+    def _observed(self) -> RecoveryFacts:
+        policy, seen, host = self._policy, self._seen, self._ports.host
+        try:
+            node: Node | None = self._ports.cluster.node()
+        except errors.NodeMissing:
+            node = None
+        with host.alone() as is_alone:
+            pass
+        return RecoveryFacts(
+            profile=policy.profile,
+            boot_id=policy.boot_id,
+            wall_s=self._ports.clock.wall(),
+            uptime_s=host.uptime_s(),
+            auto=policy.auto,
+            patience_s=policy.patience_s,
+            is_wedged=seen.is_wedged,
+            since_s=seen.since_s,
+            reason=seen.reason,
+            devices=seen.devices,
+            served=seen.served,
+            serving=seen.serving,
+            healthy=seen.healthy,
+            load=seen.load,
+            node=node,
+            pod=policy.pod_uid,
+            is_alone=is_alone,
+        )
+
+    def _own_pod(self) -> Pod | None:
+        return next((pod for pod in self._ports.cluster.pods().pods if pod.uid == self._policy.pod_uid), None)
+
+    def _users(self, step: RecoveryStep | None) -> tuple[str, ...]:
+        if step is RecoveryStep.RESET:
+            return self._ports.host.users(self._seen.devices)
+        return self._ports.workloads.blockers()
+
+    def _shown(self, facts: RecoveryFacts, decision: RecoveryDecision) -> Recovery:
+        """The recovery after `decision`, which the Node shows too."""
+        recovery = shown(self._ports.host.record(), facts, decision)
+        self._patch(note_change(facts, recovery), facts.node)
+        return recovery
+
+    # Acts: if the process is killed between two effects of an act, the next process begins the act again
+
+    def _announce(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
+        if decision.step is not None:
+            key = f"{facts.wedge}-{decision.step.value}"
+            self._post(events.RECOVERY_REQUIRED, f"step={decision.step.value}: {decision.reason}", key, warning=True)
+            self._keep(replace(self._record(), announced=key))
+
+    def _take_slot(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
+        node, seen = facts.node, facts.slots
+        if node is None or seen is None or decision.step is None:
+            return
+        me = SlotHolder(node.name, node.uid, facts.boot_id, int(facts.wall_s))
+        slots = seen.slots.without(seen.gone).with_room(me, 1)
+        if slots is not None:
+            self._ports.slots(decision.step).write(slots, seen.version)
+
+    def _grant(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
+        node, step, before = facts.node, decision.step, self._record()
+        if node is None or step is None:
+            return
+        attempt = Attempt(
+            step,
+            facts.boot_id,
+            int(facts.wall_s),
+            facts.uptime_s,
+            devices=facts.devices,
+            load=facts.load,
+            served=facts.served,
+            pod=facts.pod if step is RecoveryStep.RELOAD else "",
+            approved=approved_step(facts) is step,
+        )
+        change = granted(facts, attempt)
+        self._keep(before.with_open(attempt))
+        try:
+            self._ports.cluster.patch_node(change, node.resource_version)
+        except errors.Conflict:
+            # Keep the attempt if the Node has the patch: the answer was lost, and the retry got the Conflict.
+            there = self._ports.cluster.node().annotations
+            if any(there.get(key) != value for key, value in change.annotations.items()):
+                self._keep(before)
+                raise
+
+    def _start(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
+        record, keys = self._record(), self._policy.profile.keys
+        attempt = record.open
+        if attempt is None or facts.node is None:
+            return
+        if attempt.approved and keys.approve_recovery in facts.node.annotations:
+            # A process that ended in between has left the approval there, or has restored it.
+            self._patch(granted(facts, attempt), facts.node)
+        names = several(attempt.devices) or "every device of the driver"
+        self._post(events.RECOVERY_STARTED, f"step={attempt.step.value}: {names}", attempt.key, warning=False)
+        started = replace(attempt, started=True, uptime_s=facts.uptime_s)
+        if attempt.step is RecoveryStep.RELOAD:
+            self._reload(facts, record, started)
+        else:
+            self._reset(facts, record, started)
+
+    def _reset(self, facts: RecoveryFacts, record: RecoveryRecord, started: Attempt) -> None:
+        host = self._ports.host
+        with host.alone() as is_alone:
+            if not is_alone:
+                raise errors.Conflict("a run began to work on the driver", "No action needed; it is retried.")
+            answer = host.reset(started.devices, lambda: self._keep(record.with_open(started)))
+        if answer.users:
+            self._undo(facts, f"a device is in use by {several(answer.users, '; ')}")
+        elif answer.problem:
+            self._keep(self._record().judged(Outcome.FAILED, f"the reset failed: {answer.problem}"))
+
+    def _reload(self, facts: RecoveryFacts, record: RecoveryRecord, started: Attempt) -> None:
+        """Ask the next run for a reload, then evict the driver pod that we run in."""
+        host, pod = self._ports.host, self._own_pod()
+        if pod is None:
+            self._undo(facts, "the driver pod is gone")
+            return
+        host.request_reload(ReloadRequest(facts.boot_id, started.load, facts.reason))
+        self._keep(record.with_open(started))
+        answer = self._ports.cluster.evict(pod)
+        if answer.outcome is EvictionOutcome.BLOCKED:
+            host.withdraw_reload()
+            self._keep(record.with_open(replace(started, started=False)))
+            self._undo(facts, f"the driver pod may not be evicted: {answer.why}")
+
+    def _judge(self, _: RecoveryFacts, decision: RecoveryDecision) -> None:
+        if decision.outcome is not None:
+            self._keep(self._record().judged(decision.outcome, decision.reason))
+
+    def _give_back(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
+        self._undo(facts, decision.reason)
+
+    def _undo(self, facts: RecoveryFacts, why: str) -> None:
+        """Undo the grant of a step that has had no effect, and wait for `why`."""
+        attempt = self._record().open
+        if attempt is None:
+            return
+        self._ports.reporter.info(f"the {attempt.step.value} is not done: {why}")
+        node = self._ports.cluster.node()
+        self._patch(given_back(replace(facts, node=node), attempt), node)
+        self._leave_slot(node, attempt.step)
+        self._keep(self._record().without_open())
+
+    def _close(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
+        node, record = facts.node, self._record()
+        attempt = record.open
+        if node is None or attempt is None:
+            return
+        if attempt.step is RecoveryStep.RELOAD:
+            self._ports.host.withdraw_reload()
+        is_healed = attempt.outcome is Outcome.HEALED
+        event = events.RECOVERY_SUCCEEDED if is_healed else events.RECOVERY_FAILED
+        self._post(event, f"step={attempt.step.value}: {decision.reason}", attempt.key, warning=not is_healed)
+        self._leave_slot(node, attempt.step)
+        self._keep(record.with_open(replace(attempt, closed=True)))
+
+    def _give_up(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
+        self._post(events.NEEDS_SERVICE, decision.reason, facts.wedge, warning=True)
+        self._keep(replace(self._record(), given_up=facts.wedge))
+
+    def _leave_slot(self, node: Node, step: RecoveryStep) -> None:
+        store = self._ports.slots(step)
+        seen: SlotsSeen = store.read(1)
+        if seen.problem:
+            raise SlotsUnreadable(f"the slot cannot be released: {seen.problem}", "Fix or delete the Lease.")
+        left = seen.slots.without(frozenset({node.uid}))
+        if left != seen.slots:
+            store.write(left, seen.version)
+
+    def _record(self) -> RecoveryRecord:
+        return self._ports.host.record()
+
+    def _keep(self, record: RecoveryRecord) -> None:
+        self._ports.host.keep(record)
+
+    def _patch(self, change: NodeChange, node: Node | None) -> None:
+        """Apply `change`; then the condition follows on a Node that has one."""
+        if change.is_empty or node is None:
+            return
+        keys = self._policy.profile.keys
+        patched = self._ports.cluster.patch_node(change, node.resource_version)
+        if keys.condition in patched.conditions:
+            show_condition(self._ports.cluster, keys, patched)
+
+    def _post(self, reason: str, message: str, key: str, *, warning: bool) -> None:
+        """Post an Event, once. Raises ApiUnavailable if it may succeed later; the act then begins again."""
+        if not self._ports.cluster.post_event(reason, message, warning=warning, key=event_key(reason, key)):
+            raise errors.ApiUnavailable(f"the event {reason} could not be posted", "Check the API server.")
