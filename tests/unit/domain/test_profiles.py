@@ -182,6 +182,7 @@ def test_a_marker_is_enough_where_somebody_else_reboots() -> None:
 def test_a_profile_with_a_rebooter_has_all_that_the_rebooter_writes(name: str) -> None:
     text = (Path(profiles.__file__).parent / "ascend.toml").read_text()
     assert profiles.parse(text, "whole").strategy is Strategy.REBOOT
+    text = text.replace('recovery = ["reboot"]\n', "")
     less = re.sub(rf"^{name.partition('.')[2]} = .*\n", "", text, flags=re.MULTILINE)
     with pytest.raises(ConfigError, match=rf"^profile less: {re.escape(name)} is missing"):
         profiles.parse(less, "less")

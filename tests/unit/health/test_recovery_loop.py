@@ -1,0 +1,211 @@
+"""The recovery of a wedged driver on fakes: each path, each wait, and a kill at every effect of every path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from driver_manager.domain.profile import RecoveryStep
+from driver_manager.domain.reboot.state import SlotHolder, Slots
+from tests.support.fakes.recovery_world import DEVICES, KEYS, STEPS, RecoveryWorld
+
+TURNS = 60
+NEVER = "never"
+
+
+def world(fault: str, **fields: object) -> RecoveryWorld:
+    """A node whose second device goes bad after three good samples; see RecoveryWorld."""
+    made = RecoveryWorld(**fields)  # type: ignore[arg-type]
+    made.play(3)
+    made.fault = fault
+    return made
+
+
+PATHS = {
+    "reset": ["reset.healed"],
+    "reload": ["reset.failed", "reset.failed", "reload.healed"],
+    "reboot": ["reset.failed", "reset.failed", "reload.failed"],
+}
+
+
+@pytest.mark.parametrize("fault", PATHS)
+@pytest.mark.parametrize("is_automatic", [True, False])
+def test_each_step_is_tried_in_order_until_one_helps(fault: str, is_automatic: bool) -> None:
+    words = frozenset(step.value for step in RecoveryStep)
+    automatic = STEPS if is_automatic else frozenset({RecoveryStep.REBOOT})
+    node = world(fault, auto=automatic, approves=frozenset() if is_automatic else words)
+    if not is_automatic and fault != "reboot":
+        node.auto = frozenset()
+    elif not is_automatic:
+        node.auto = frozenset()
+        node.play(TURNS)
+        assert node.boots == 1
+        assert '"step":"reboot"' in node.note
+        node.auto = frozenset({RecoveryStep.REBOOT})  # what the rebooter needs an approval of its own for
+    node.play(TURNS)
+    assert (node.fault, node.state, node.steps) == ("", "healthy", PATHS[fault])
+    assert node.resets == [DEVICES[1]] * (1 if fault == "reset" else 2)
+    assert node.boots == (2 if fault == "reboot" else 1)
+    assert len(node.events("RecoverySucceeded")) == (fault != "reboot")
+    assert len(node.events("RecoveryStarted")) == len(PATHS[fault])
+    node.check_clean()
+
+
+def test_without_approval_nothing_is_done_and_the_node_shows_what_to_type() -> None:
+    node = world("reset", auto=frozenset())
+    node.play(20)
+    assert f"annotate the Node with {KEYS.approve_recovery}=reset" in node.note
+    assert (node.resets, node.record.attempts, len(node.events("RecoveryRequired"))) == ([], (), 1)
+    node.fault = ""
+    node.play(2)
+    node.check_clean()
+    assert node.watch.report.history.recovery.state.value == "none"
+
+
+def test_an_approval_of_another_step_skips_those_before_it() -> None:
+    node = world("reload", auto=frozenset())
+    node.play(6)
+    node.cluster.edit(annotations={KEYS.approve_recovery: "reload"})
+    node.play(12)
+    assert node.steps == ["reload.healed"]
+    node.check_clean()
+
+
+def test_the_first_automatic_step_is_taken_where_no_step_is_approved() -> None:
+    node = world("reload", auto=frozenset({RecoveryStep.RELOAD}))
+    node.play(20)
+    assert node.steps == ["reload.healed"]
+
+
+@pytest.mark.parametrize("word", ["true", "yes", "reboot-now", ""])
+def test_an_approval_that_names_no_step_approves_nothing(word: str) -> None:
+    node = world("reset", auto=frozenset())
+    node.cluster.edit(annotations={KEYS.approve_recovery: word})
+    node.play(12)
+    assert node.record.attempts == ()
+
+
+def test_a_device_in_use_is_not_reset_and_the_wait_is_named() -> None:
+    node = world("reset", auto=frozenset(), users=("process 7 (train) of pod a/b",))
+    node.play(5)
+    node.cluster.edit(annotations={KEYS.approve_recovery: "reset"})
+    node.play(10)
+    assert "waits for users: process 7 (train) of pod a/b" in node.note
+    assert (node.resets, node.shelves[RecoveryStep.RESET].slots.holders) == ([], ())
+    assert node.node_annotations[KEYS.approve_recovery] == "reset"
+    node.users = ()
+    node.play(8)
+    assert node.steps == ["reset.healed"]
+    node.check_clean()
+
+
+def test_a_user_that_comes_in_the_last_moment_stops_the_reset_and_gives_the_approval_back() -> None:
+    node = world("reset", auto=frozenset())
+    node.play(5)
+    node.cluster.edit(annotations={KEYS.approve_recovery: "reset"})
+    node.killer.at("event", lambda: setattr(node, "users", ("process 7",)), after=True)
+    node.play(1)
+    assert (node.resets, node.record.attempts) == ([], ())
+    assert node.node_annotations[KEYS.approve_recovery] == "reset"
+    assert node.shelves[RecoveryStep.RESET].slots.holders == ()
+
+
+def test_no_step_is_left_after_the_limits_and_a_new_wedge_of_the_day_gets_fewer() -> None:
+    node = world(NEVER)
+    node.profile = _without_reboot(node)
+    node.play(TURNS)
+    assert node.steps == ["reset.failed", "reset.failed", "reload.failed"]
+    assert '"state":"needs-service"' in node.note
+    assert len(node.events("NeedsService")) == 1
+    calls = len(node.killer.calls)
+    node.play(5)
+    assert "node" not in node.killer.calls[calls:]  # nothing more is asked
+    node.fault = ""
+    node.play(4)
+    node.check_clean()
+
+
+def _without_reboot(node: RecoveryWorld) -> object:
+    from msgspec.structs import replace  # noqa: PLC0415
+
+    return replace(node.profile, recovery=(RecoveryStep.RESET, RecoveryStep.RELOAD))
+
+
+def test_a_slot_that_another_node_holds_is_waited_for() -> None:
+    node = world("reset")
+    shelf = node.shelves[RecoveryStep.RESET]
+    shelf.slots = Slots((SlotHolder("node-2", "uid-2", "boot-9"),))
+    node.play(10)
+    assert "waits for the slot, which node-2 holds" in node.note
+    assert node.resets == []
+    shelf.slots, shelf.version = Slots(), 9
+    node.play(8)
+    assert node.steps == ["reset.healed"]
+
+
+BUSY: dict[str, Callable[[RecoveryWorld], None]] = {
+    "a run works on the driver": lambda node: setattr(node, "is_reconciling", True),
+    "a driver-manager run has taken the node": lambda node: node.cluster.edit(annotations={KEYS.journal: "{}"}),
+    "excludes the node": lambda node: node.cluster.edit({KEYS.skip: "true"}),
+    "its operator upgrades the node": lambda node: node.cluster.edit({KEYS.upgrade_state: "drain-required"}),
+    "a rollout has the node under way": lambda node: node.cluster.edit(annotations={KEYS.rollout: "garbage"}),
+}
+
+
+@pytest.mark.parametrize("why", [why for why in BUSY if "works" not in why])
+def test_a_node_that_another_writer_has_waits(why: str) -> None:
+    node = world("reset")
+    BUSY[why](node)
+    node.play(10)
+    assert (node.resets, why in node.note) == ([], True), node.note
+
+
+def test_a_pod_that_may_not_be_evicted_stops_a_reload_before_its_slot() -> None:
+    node = world("reload", auto=frozenset({RecoveryStep.RELOAD}), blockers_=("pod a/b: eviction is not enabled",))
+    node.play(10)
+    assert "waits for users: pod a/b" in node.note
+    assert (node.reloads, node.shelves[RecoveryStep.RELOAD].slots.holders) == (0, ())
+
+
+def test_a_run_that_does_not_reload_makes_the_reload_fail() -> None:
+    node = world("reload", auto=frozenset({RecoveryStep.RELOAD}), fails_to_reload=True)
+    node.play(20)
+    assert node.steps[0] == "reload.failed"
+
+
+def test_the_reboot_that_follows_is_the_rebooters_and_no_marker_is_written_before() -> None:
+    node = world("reboot", auto=frozenset({RecoveryStep.RESET}))
+    for _ in range(TURNS):
+        node.play(1)
+        if node.marker is not None:
+            break
+        assert "reload.failed" not in node.steps
+    assert node.steps == ["reset.failed", "reset.failed"] or node.marker is None
+    assert "waits for approval" in node.note
+
+
+# the kill sweep
+
+
+def _effects(fault: str) -> int:
+    node = world(fault)
+    node.play(TURNS)
+    return node.killer.total
+
+
+
+
+@pytest.mark.parametrize("kills_child", [True, False], ids=["child", "pod"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("fault", PATHS)
+def test_a_kill_at_any_effect_repeats_no_step_and_leaves_nothing(fault: str, after: bool, kills_child: bool) -> None:
+    for number in range(_effects(fault)):
+        node = RecoveryWorld(kills_child=kills_child)
+        node.killer.target = number, after
+        node.play(3)
+        node.fault = fault
+        node.play(TURNS + 10)
+        assert (node.fault, node.state) == ("", "healthy"), (number, node.steps, node.note)
+        node.check_limits()
+        node.check_clean()
