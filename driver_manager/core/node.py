@@ -12,7 +12,16 @@ from driver_manager.domain import node_state
 from driver_manager.domain.errors import ApiUnavailable, Conflict, ManagerError
 from driver_manager.domain.health.watch import Notice, NoticeKind
 from driver_manager.domain.node import Node, NodeChange
-from driver_manager.domain.node_state import NodeState, encode, label, outcome_on, state_on, version_label
+from driver_manager.domain.node_state import (
+    NodeState,
+    RecoveryState,
+    encode,
+    label,
+    outcome_on,
+    recovery_on,
+    state_on,
+    version_label,
+)
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import NodeKeys
 
@@ -79,7 +88,7 @@ def announce(cluster: Cluster, reporter: Reporter, keys: NodeKeys, notice: Notic
 
         try:
             patched = patch_until_current(cluster, reporter, change)
-            was_shown = patched is not None
+            was_shown = patched is not None and _showed_a_wedge(seen[-1], keys)
             # Also after a process that was killed before it had written the condition.
             show_condition(cluster, keys, patched or seen[-1])
         except ManagerError as error:
@@ -114,7 +123,17 @@ def _change(node: Node, keys: NodeKeys, notice: Notice) -> NodeChange:
     there = state_on(node, keys)
     if notice.kind is NoticeKind.WEDGED:
         return NodeChange(label(node, keys, NodeState.WEDGED) if there in _YIELDS_TO_A_WEDGE else {})
-    return NodeChange(label(node, keys, _before(node, keys)) if there is NodeState.WEDGED else {})
+    notes = dict.fromkeys({keys.approve_recovery, *_outdated_note(node, keys)} & node.annotations.keys())
+    return NodeChange(label(node, keys, _before(node, keys)) if there is NodeState.WEDGED else {}, notes)
+
+
+def _outdated_note(node: Node, keys: NodeKeys) -> tuple[str, ...]:
+    """The annotation of a recovery, unless a step is under way: then its result is not known yet."""
+    return (keys.recovery,) if recovery_on(node, keys).state is not RecoveryState.UNDER_WAY else ()
+
+
+def _showed_a_wedge(node: Node, keys: NodeKeys) -> bool:
+    return state_on(node, keys) is NodeState.WEDGED or recovery_on(node, keys).state is RecoveryState.NEEDS_SERVICE
 
 
 def _before(node: Node, keys: NodeKeys) -> NodeState:

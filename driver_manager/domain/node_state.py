@@ -6,21 +6,23 @@ Every version of the annotation ever written stays readable.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from enum import Enum
 from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from driver_manager.domain import outage
 from driver_manager.domain.errors import ManagerError, RebootRequired, StandingDown, Terminated
+from driver_manager.domain.events import NEEDS_SERVICE
 from driver_manager.domain.host import Host
 from driver_manager.domain.node import MAX_LABEL_VALUE_CHARS, Condition, Node, NodeChange
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.text import shortened, without_numbers, writable
 from driver_manager.domain.wire import (
+    LAST_MOMENT_S,
     Form,
     Operation,
     Part,
@@ -116,6 +118,64 @@ def decode_generation(text: str) -> Generation:
     return body.record(Generation, ready_s=seconds_of(body.text("ready")) or 0.0)
 
 
+# The recovery of a wedged driver: in health-watch's record on the host, and as an annotation
+
+
+class RecoveryState(Enum):
+    """What is done about a wedge."""
+
+    NONE = "none"
+    WAITING = "waiting"
+    UNDER_WAY = "under-way"
+    NEEDS_SERVICE = "needs-service"
+
+
+MAX_COUNT = 2**31
+
+
+class Recovery(Struct, frozen=True):
+    """The recovery of the wedge declared at `since_s`: a `step` of the profile's, its state, and the reason for it.
+
+    `is_open`: a step has to be ended, even if the driver is not wedged any more. `counts` are steps by `step.outcome`.
+    """
+
+    step: Annotated[str, Part(is_omitted=True)] = ""
+    state: RecoveryState = RecoveryState.NONE
+    reason: Annotated[str, Part(is_omitted=True, chars=400)] = ""
+    since_s: Annotated[int, Part("since", least=0, most=LAST_MOMENT_S, is_omitted=True)] = 0
+    is_open: Annotated[bool, Part("open", is_omitted=True)] = False
+    counts: Annotated[Mapping[str, int], Part(least=0, most=MAX_COUNT, is_omitted=True)] = field(default_factory=dict)
+
+
+NO_RECOVERY = Recovery()
+WAITS_FOR_APPROVAL = "waits for approval"
+"""Begin of the reason of a step that nobody has approved yet."""
+
+NOTE_FORM = Form("the annotation of a recovery", Unreadable, "It is written again.", key="v", is_compact=True)
+
+
+def encode_note(seen: Recovery) -> str:
+    """What the Node shows of a recovery, as an annotation: step, state and reason."""
+    body = body_of(seen)
+    return NOTE_FORM.write({key: body[key] for key in ("step", "state", "reason") if key in body})
+
+
+def decode_note(text: str) -> Recovery | None:
+    """The recovery that the annotation `text` shows, None if it cannot be read."""
+    try:
+        return NOTE_FORM.read(text).record(Recovery)
+    except Unreadable:
+        return None
+
+
+def recovery_on(node: Node, keys: NodeKeys) -> Recovery:
+    """The recovery that `node` shows; NO_RECOVERY if it shows none that can be read."""
+    text = node.annotations.get(keys.recovery) if keys.recovery else None
+    return (decode_note(text) if text is not None else None) or NO_RECOVERY
+
+
+# The state and the outcome of the last run
+
 MAX_TEXT_CHARS = 500
 MAX_STEP_CHARS = 200
 MAX_VERSION_CHARS = 64
@@ -137,6 +197,8 @@ Lasting = Set[NodeState]
 """States that outlast a run that fails before it takes the node."""
 
 NONE_LASTS: Lasting = frozenset()
+_RECOVERABLE = (NodeState.WEDGED, NodeState.REBOOT_REQUIRED)
+"""States that a step of a recovery may end."""
 
 
 class LastOutcome(Struct, frozen=True):
@@ -247,16 +309,22 @@ def label(node: Node, keys: NodeKeys, state: NodeState) -> dict[str, str | None]
 
 
 def condition(node: Node, keys: NodeKeys, otherwise: NodeState | None = None) -> Condition | None:
-    """The condition of `node` that follows its state label, or `otherwise` without a label; None if it is there."""
+    """The condition of `node` that follows its state label, or `otherwise` without a label; None if it is there.
+
+    Its reason is NeedsService if no step that may end the state is left.
+    """
     state = state_on(node, keys) or otherwise
     if state is None or not keys.condition:
         return None
     status = str(state is NodeState.READY)
     reason = "".join(word.capitalize() for word in state.value.split("-"))
+    details = keys.last_outcome
+    if state in _RECOVERABLE and recovery_on(node, keys).state is RecoveryState.NEEDS_SERVICE:
+        reason, details = NEEDS_SERVICE, keys.recovery
     there, why = node.conditions.get(keys.condition, ("", ""))
     if (there, why) == (status, reason):
         return None
-    message = f"the state is {state.value}; details are in the annotation {keys.last_outcome}"
+    message = f"the state is {state.value}; details are in the annotation {details}"
     return Condition(keys.condition, status, reason, message, is_turned=there != status)
 
 

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet.spec import UNDER_WAY_WORDS, decode_node_record
-from driver_manager.domain.health.watch import Recovery, RecoveryState, encode_note
 from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.node_state import WAITS_FOR_APPROVAL, Recovery, RecoveryState, encode_note
 from driver_manager.domain.profile import Profile, RecoveryStep
 from driver_manager.domain.reboot.state import SlotsSeen
 from driver_manager.domain.text import several, without_numbers
@@ -380,7 +380,7 @@ def _approval(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision 
     step = _wanted(record, facts)
     if step is None or record.open is not None or step in facts.auto or approved_step(facts) is step:
         return None
-    return _wait(f"waits for approval: annotate the Node with {approval(facts, step)}", step)
+    return _wait(f"{WAITS_FOR_APPROVAL}: annotate the Node with {approval(facts, step)}", step)
 
 
 def _busy(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Annotated, Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from driver_manager.domain import events
@@ -15,6 +15,7 @@ from driver_manager.domain.baseline import Baseline, in_service
 from driver_manager.domain.host import RECOVERY, DeviceVerdict, Health, Marker, ProbeResult
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.node import Node
+from driver_manager.domain.node_state import NO_RECOVERY, Recovery, RecoveryState
 from driver_manager.domain.profile import NodeKeys, RecoveryStep
 from driver_manager.domain.text import several, writable
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, Part, Unreadable, body_of, seconds_of
@@ -121,35 +122,6 @@ class Wedge(Struct, frozen=True):
     evidence: Annotated[str, Part(is_omitted=True)] = ""
 
 
-class RecoveryState(Enum):
-    """What is done about a wedge."""
-
-    NONE = "none"
-    WAITING = "waiting"
-    UNDER_WAY = "under-way"
-    NEEDS_SERVICE = "needs-service"
-
-
-MAX_COUNT = 2**31
-
-
-class Recovery(Struct, frozen=True):
-    """The recovery of the wedge declared at `since_s`: a `step` of the profile's, its state, and the reason for it.
-
-    `is_open`: a step has to be ended, even if the driver is not wedged any more. `counts` are steps by `step.outcome`.
-    """
-
-    step: Annotated[str, Part(is_omitted=True)] = ""
-    state: RecoveryState = RecoveryState.NONE
-    reason: Annotated[str, Part(is_omitted=True, chars=400)] = ""
-    since_s: Annotated[int, Part("since", least=0, most=LAST_MOMENT_S, is_omitted=True)] = 0
-    is_open: Annotated[bool, Part("open", is_omitted=True)] = False
-    counts: Annotated[Mapping[str, int], Part(least=0, most=MAX_COUNT, is_omitted=True)] = field(default_factory=dict)
-
-
-NO_RECOVERY = Recovery()
-
-
 RECOVERY_FORM = Form("the recovery", Unreadable, "It is written again.", key="v", is_compact=True)
 
 
@@ -160,19 +132,6 @@ def write_recovery(recovery: Recovery) -> str:
 def read_recovery(text: str) -> Recovery:
     """The recovery that `write_recovery` wrote. Raises Unreadable."""
     return RECOVERY_FORM.read(text).record(Recovery)
-
-
-def encode_note(recovery: Recovery) -> str:
-    """The Node's annotation: step, state and reason."""
-    return write_recovery(replace(recovery, since_s=0, is_open=False, counts={}))
-
-
-def decode_note(text: str) -> Recovery | None:
-    """The recovery that the annotation `text` shows, None if it cannot be read."""
-    try:
-        return read_recovery(text)
-    except Unreadable:
-        return None
 
 
 class WedgeSeen(Struct, frozen=True):

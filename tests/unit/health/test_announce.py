@@ -5,11 +5,19 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from driver_manager.core.node import ATTEMPTS, announce, announce_window
+from driver_manager.core.node import ATTEMPTS, announce, announce_window, show_condition
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable
 from driver_manager.domain.health.watch import Notice, NoticeKind
-from driver_manager.domain.node_state import LastOutcome, NodeState, encode, outcome_on
+from driver_manager.domain.node_state import (
+    LastOutcome,
+    NodeState,
+    Recovery,
+    RecoveryState,
+    encode,
+    encode_note,
+    outcome_on,
+)
 from driver_manager.domain.outage import Outage, OutagePart
 from tests.support.fakes.builders import PROFILE, node
 from tests.support.fakes.clock import FakeClock, RecordingReporter
@@ -20,6 +28,11 @@ KEYS = PROFILE.keys
 WEDGE = Notice(NoticeKind.WEDGED, "boot-1", 1_700_000_000, "npu 0 is critical")
 END = replace(WEDGE, kind=NoticeKind.RECOVERED, reason="1 device(s) OK")
 FIRST = replace(END, since_s=0)
+MUTED = replace(END, kind=NoticeKind.MUTED, reason="muted until 2026-01-02T03:04:05Z")
+
+
+def note(state: str, step: str = "reset") -> str:
+    return encode_note(Recovery(step, RecoveryState(state), "npu 0 is critical"))
 
 
 def cluster_of(state: str | None, outcome: LastOutcome | None = None) -> FakeCluster:
@@ -61,6 +74,39 @@ def test_a_wedge_is_shown_unless_a_run_has_the_node_and_its_end_restores_the_sta
     assert len(cluster.patches) == (before != after)
     is_silent = notice is FIRST and before != "wedged"
     assert cluster.posted == ([] if is_silent else [(notice.event, notice.message, notice is WEDGE)])
+
+
+@pytest.mark.parametrize(
+    ("notice", "there", "stays"),
+    [
+        *[(WEDGE, note(state), True) for state in ("waiting", "under-way", "needs-service")],
+        *[(one, note("under-way"), True) for one in (END, FIRST, MUTED)],
+        *[(one, note(state), False) for one in (END, FIRST, MUTED) for state in ("waiting", "needs-service")],
+        (END, "what no version reads", False),
+    ],
+)
+def test_the_end_of_a_wedge_removes_its_approval_and_a_recovery_that_is_not_under_way(
+    notice: Notice, there: str, stays: bool
+) -> None:
+    cluster = cluster_of("wedged")
+    cluster.edit(annotations={KEYS.recovery: there, KEYS.approve_recovery: "reset", "other": "x"})
+    shown(cluster, notice)
+    kept = {KEYS.recovery: there} if stays else {}
+    approval = {KEYS.approve_recovery: "reset"} if notice is WEDGE else {}
+    assert cluster.current is not None
+    assert cluster.current.annotations == {"other": "x", **kept, **approval}
+
+
+@pytest.mark.parametrize(("annotation", "events"), [(KEYS.approve_recovery, []), (KEYS.recovery, ["DriverRecovered"])])
+def test_the_first_sample_of_a_boot_has_an_event_if_the_node_still_showed_a_wedge(
+    annotation: str, events: list[str]
+) -> None:
+    cluster = cluster_of("ready")
+    cluster.edit(annotations={annotation: note("needs-service")})
+    shown(cluster, FIRST)
+    assert cluster.current is not None
+    assert cluster.current.annotations == {}
+    assert [reason for reason, _, _ in cluster.posted] == events
 
 
 def test_where_the_state_is_not_shown_there_is_the_event_alone() -> None:
@@ -151,6 +197,32 @@ def test_the_condition_of_a_state_that_a_wedge_does_not_replace_is_that_state(st
     shown(cluster, WEDGE)
     assert [one.status for one in cluster.conditions] == ["False"]
     assert node_state.condition(cluster.node(), KEYS) is None
+
+
+@pytest.mark.parametrize("word", ["wedged", "reboot-required"])
+def test_the_condition_has_the_reason_needs_service_while_the_annotation_shows_it(word: str) -> None:
+    cluster = cluster_of(word)
+    cluster.has_conditions = True
+    reasons = []
+    for there in (None, note("waiting"), note("needs-service"), note("under-way"), note("needs-service"), "garbage"):
+        cluster.edit(annotations={KEYS.recovery: there})
+        show_condition(cluster, KEYS, cluster.node())
+        reasons.append(cluster.node().conditions[KEYS.condition][1])
+    of_state = "".join(part.capitalize() for part in word.split("-"))
+    assert reasons == [of_state, of_state, "NeedsService", of_state, "NeedsService", of_state]
+    cluster.edit({KEYS.state: "upgrading"}, annotations={KEYS.recovery: note("needs-service")})
+    condition = node_state.condition(cluster.node(), KEYS)
+    assert condition is not None
+    assert condition.reason == "Upgrading"
+
+
+def test_the_end_of_a_wedge_ends_needs_service_in_the_condition_too() -> None:
+    cluster = cluster_of("wedged")
+    cluster.has_conditions = True
+    cluster.edit(annotations={KEYS.recovery: note("needs-service")})
+    for notice in (WEDGE, END):
+        shown(cluster, notice)
+    assert [(one.status, one.reason) for one in cluster.conditions] == [("False", "NeedsService"), ("True", "Ready")]
 
 
 LEFT = Outage(100.0, 4.0, {OutagePart.UNLOAD: 4.0}, is_open=True)
