@@ -13,6 +13,7 @@ from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health import watch
 from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.host import Health, ProbeResult
+from driver_manager.domain.node_state import Recovery
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.text import without_numbers
 
@@ -451,9 +452,14 @@ class HealthWatch:
         is_unsure = history.state is watch.HealthState.WEDGED and (result is None or result.health is Health.UNKNOWN)
         if is_unsure or not watch.is_recovering(history):
             if watch.is_recovery_over(history):
-                self._history = replace(history, recovery=watch.Recovery(counts=before.counts))
+                self._history = replace(history, recovery=Recovery(counts=before.counts))
                 self._remember()
             return
+        if not before.is_open:
+            # Before the first turn, as its answer may be lost.
+            before = Recovery(since_s=history.wedge.since_s, is_open=True, counts=before.counts)
+            self._history = replace(history, recovery=before)
+            self._remember()
         answer = self._recoverer.recover(watch.wedge_seen(history, result))
         self._warn(RECOVERY_TOPIC, f"no recovery: {answer.problem}" if answer.problem else "")
         after = before if answer.problem else answer.recovery

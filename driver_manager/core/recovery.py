@@ -33,8 +33,9 @@ from driver_manager.domain.health.recovery import (
     note_change,
     shown,
 )
-from driver_manager.domain.health.watch import Recovery, WedgeSeen
+from driver_manager.domain.health.watch import WedgeSeen
 from driver_manager.domain.node import EvictionOutcome, Node, NodeChange, Pod
+from driver_manager.domain.node_state import Recovery
 from driver_manager.domain.profile import Profile, RecoveryStep
 from driver_manager.domain.reboot.state import SlotHolder, SlotsSeen, SlotsUnreadable, event_key
 from driver_manager.domain.text import several

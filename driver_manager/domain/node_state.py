@@ -136,7 +136,7 @@ MAX_COUNT = 2**31
 class Recovery(Struct, frozen=True):
     """The recovery of the wedge declared at `since_s`: a `step` of the profile's, its state, and the reason for it.
 
-    `is_open`: a step has to be ended, even if the driver is not wedged any more. `counts` are steps by `step.outcome`.
+    `is_open`: one more turn is due, even if the driver is not wedged any more. `counts` are steps by `step.outcome`.
     """
 
     step: Annotated[str, Part(is_omitted=True)] = ""

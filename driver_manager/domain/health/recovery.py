@@ -508,7 +508,7 @@ def shown(record: RecoveryRecord, facts: RecoveryFacts, decision: RecoveryDecisi
         state=state,
         reason=decision.reason if state is not RecoveryState.NONE else "",
         since_s=facts.since_s if facts.is_wedged else 0,
-        is_open=attempt is not None,
+        is_open=attempt is not None or (state is RecoveryState.WAITING and step is not RecoveryStep.REBOOT),
         counts=dict(record.counts),
     )
 

@@ -25,6 +25,7 @@ from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.profile import Profile, RecoveryStep
 from driver_manager.domain.reboot.state import Slots, SlotsSeen
 from tests.support.fakes.builders import PROFILES, node, pod
+from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.cluster import FakeCluster
 from tests.support.fakes.health_world import MARKER, HealthWorld
 from tests.support.fakes.killer import Killed, Killer
@@ -99,8 +100,8 @@ class RecoveryWorld(HealthWorld):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.killer = CountingKiller()
-        self.clock.killer = self.killer
+        self.killer: CountingKiller = CountingKiller()
+        self.clock = FakeClock(self.killer)
         there = replace(node({}), is_ready=True)
         self.cluster = FakeCluster(self.killer, self.clock, there)
         self.shelves = {step: SlotShelf(killer=self.killer) for step in RecoveryStep}
@@ -110,7 +111,7 @@ class RecoveryWorld(HealthWorld):
     def start(self) -> None:
         super().start()
         if hasattr(self, "shelves"):
-            self.watch._recoverer = self  # noqa: SLF001  # the world of health-watch has none
+            self.watch._recoverer = self  # the world of health-watch has none
 
     def _new_pod(self) -> None:
         self.cluster.listed = {self.pod_uid: pod(self.pod_uid)}
@@ -290,5 +291,3 @@ class RecoveryDisk:
             self.world.resets.append(" ".join(devices))
             self.world.fault = "" if self.world.fault == "reset" else self.world.fault
         return ResetAnswer()
-
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.domain.profile import RecoveryStep
 from driver_manager.domain.reboot.state import SlotHolder, Slots
@@ -113,7 +114,7 @@ def test_a_user_that_comes_in_the_last_moment_stops_the_reset_and_gives_the_appr
 
 def test_no_step_is_left_after_the_limits_and_a_new_wedge_of_the_day_gets_fewer() -> None:
     node = world(NEVER)
-    node.profile = _without_reboot(node)
+    node.profile = replace(node.profile, recovery=(RecoveryStep.RESET, RecoveryStep.RELOAD))
     node.play(TURNS)
     assert node.steps == ["reset.failed", "reset.failed", "reload.failed"]
     assert '"state":"needs-service"' in node.note
@@ -124,12 +125,6 @@ def test_no_step_is_left_after_the_limits_and_a_new_wedge_of_the_day_gets_fewer(
     node.fault = ""
     node.play(4)
     node.check_clean()
-
-
-def _without_reboot(node: RecoveryWorld) -> object:
-    from msgspec.structs import replace  # noqa: PLC0415
-
-    return replace(node.profile, recovery=(RecoveryStep.RESET, RecoveryStep.RELOAD))
 
 
 def test_a_slot_that_another_node_holds_is_waited_for() -> None:
@@ -192,8 +187,6 @@ def _effects(fault: str) -> int:
     node = world(fault)
     node.play(TURNS)
     return node.killer.total
-
-
 
 
 @pytest.mark.parametrize("kills_child", [True, False], ids=["child", "pod"])
