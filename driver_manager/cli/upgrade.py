@@ -28,6 +28,7 @@ from driver_manager.cli.options import (
     zone,
 )
 from driver_manager.cli.session import log_form, named_profile
+from driver_manager.core.pods import allow_evictions
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain import settings
 from driver_manager.domain.deadline import Deadline
@@ -203,12 +204,8 @@ class NodeUpgrade(Struct):
             try:
                 self._wait(f"{why}; trying again", max(REFUSED_S, answer.retry_after_s))
             except UpgradeUnended:
-                is_budget = "disruption budget" in answer.why
-                room = (
-                    "Make room in the PodDisruptionBudget of the driver pods" if is_budget else "Change what refuses it"
-                )
                 what = f"{why} (for {spoken(self.end.allowed_s)})"
-                raise EvictionRefused(what, f"{room}, or raise --timeout.") from None
+                raise EvictionRefused(what, f"{allow_evictions((answer.why,))}, or raise --timeout.") from None
 
     # Follow
 

@@ -208,8 +208,9 @@ def end(desk: FakeDesk, code: int) -> None:
 
 def test_a_node_whose_driver_pod_may_not_be_evicted_is_not_cleared(desk: FakeDesk) -> None:
     desk.answers = [Eviction(EvictionOutcome.BLOCKED, "the disruption budget needs 1 pod")] * 99
-    with pytest.raises(EvictionRefused, match="disruption budget"):
+    with pytest.raises(EvictionRefused, match="disruption budget") as refused:
         run_upgrade(upgrade_of(desk, "nvidia", 60.0), waits=True)
+    assert refused.value.remedy.startswith("Make room in the PodDisruptionBudget (more replicas")
     assert desk.done == []
 
 
