@@ -16,7 +16,7 @@ from click.shell_completion import ShellComplete, get_completion_class
 
 from driver_manager import profiles, schemas
 from driver_manager.adapters.report.log import LogForm, LogReporter
-from driver_manager.cli.options import ScreenCommand, command, is_of_printing, put, unwritable
+from driver_manager.cli.options import command, is_of_pods, is_of_printing, put, unwritable
 from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError, at_place
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import LOG_FORMAT, TERMINATION_LOG, Setting, mistyped
@@ -225,8 +225,7 @@ def _form(argv: list[str]) -> LogForm:
         if not isinstance(found, LazyGroup):
             break
         found = found.get_command(click.Context(found), word)
-    is_of_pods = isinstance(found, ScreenCommand) and found.is_of_pods
-    return LogForm.of(_read(LOG_FORMAT), "", _read(TERMINATION_LOG), is_of_pods=is_of_pods)
+    return LogForm.of(_read(LOG_FORMAT), "", _read(TERMINATION_LOG), is_of_pods=is_of_pods(found))
 
 
 # Completion of `kubectl driver-rollout`.

@@ -118,6 +118,10 @@ class ScreenCommand(click.Command):
                 formatter.write_text(", ".join(name for one in hidden for name in one.variables))
 
 
+def is_of_pods(command: click.Command | None) -> bool:
+    return isinstance(command, ScreenCommand) and command.is_of_pods
+
+
 def _heading(option: click.Option) -> str:
     return option.setting.heading if isinstance(option, SettingOption) else OWN
 

@@ -23,7 +23,7 @@ from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.adapters.process import tools
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter, is_capable
-from driver_manager.cli.options import ScreenCommand
+from driver_manager.cli.options import is_of_pods
 from driver_manager.core.ports import Cluster, Ports
 from driver_manager.core.swap.run import Identity, PartReader, observe, strictly, warn_of_left
 from driver_manager.domain import selectors, settings
@@ -190,9 +190,9 @@ def _with_last_label(profile: Profile, key: str) -> Profile:
 def log_form(values: Values) -> LogForm:
     """The form of the log, from the options and the command that runs."""
     context = click.get_current_context(silent=True)
-    is_of_pods = context is not None and isinstance(context.command, ScreenCommand) and context.command.is_of_pods
+    of_pods = context is not None and is_of_pods(context.command)
     level, path = values[settings.LOG_LEVEL], values[settings.TERMINATION_LOG]
-    return LogForm.of(values[settings.LOG_FORMAT], level, path, is_of_pods=is_of_pods)
+    return LogForm.of(values[settings.LOG_FORMAT], level, path, is_of_pods=of_pods)
 
 
 class Session(Struct):
