@@ -864,7 +864,6 @@ def as_node_driver(item: Mapping[str, Any]) -> NodeDriver | None:
     return NodeDriver(
         as_driver_pod(item),
         text_of(owner, "name"),
-        text_of(owner, "uid"),
         profile_of(spec),
         RunEnd(code, text_of(ended, "message")) if has_ended else None,
         is_running="running" in state,

@@ -42,14 +42,13 @@ class RunEnd(Struct, frozen=True):
 
 
 class NodeDriver(Struct, frozen=True):
-    """A driver pod of the node with its DaemonSet, the uid of that, and the profile that it names, "" for none.
+    """A driver pod of the node with its DaemonSet, and the profile that it names, "" for none.
 
     `end` is the last end of its init container, None if it has not ended yet; `is_running`: it is running now.
     """
 
     pod: DriverPod
     daemon_set: str
-    owner: str
     profile: str = ""
     end: RunEnd | None = None
     is_running: bool = False

@@ -626,7 +626,7 @@ def test_the_end_of_a_run_is_that_of_the_manager(status: Any, end: RunEnd | None
     }
     found = as_node_driver(body)
     assert found is not None
-    assert (found.end, found.is_running, found.daemon_set, found.owner) == (end, is_running, "driver", "ds")
+    assert (found.end, found.is_running, found.daemon_set) == (end, is_running, "driver")
     assert (found.profile, found.pod.uid) == ("amd", "u")
     owner["kind"] = "ReplicaSet"
     assert as_node_driver(body) is None

@@ -92,7 +92,7 @@ class FakeDesk:
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
-        self.pods: tuple[NodeDriver, ...] = (NodeDriver(pod("a"), "driver", "ds-uid"),)
+        self.pods: tuple[NodeDriver, ...] = (NodeDriver(pod("a"), "driver"),)
         self.task: TaskPod | None = None
         self.is_cleared = False
         self.done: list[str] = []
@@ -124,7 +124,7 @@ class FakeDesk:
         return answer
 
     def serve(self) -> None:
-        self.pods = (NodeDriver(new_pod("a"), "driver", "ds-uid", end=RunEnd(0, "")),)
+        self.pods = (NodeDriver(new_pod("a"), "driver", end=RunEnd(0, "")),)
 
     def create_pod(self, namespace: str, body: Any) -> None:
         self.done.append(f"create {body['metadata']['labels']['driver-manager.rebellions.ai/task']}")

@@ -38,7 +38,7 @@ TAINTED = (Taint("ToBeDeletedByClusterAutoscaler", "", "NoExecute"),)
 
 
 def driver(of: Any = None, **more: Any) -> NodeDriver:
-    return NodeDriver(**{"pod": of or pod("a"), "daemon_set": "driver", "owner": "ds-uid", **more})
+    return NodeDriver(**{"pod": of or pod("a"), "daemon_set": "driver", **more})
 
 
 def rollout(**spec: Any) -> RolloutObject:
