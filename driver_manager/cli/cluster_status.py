@@ -13,7 +13,7 @@ from driver_manager.adapters.kube.fleet import pages
 from driver_manager.adapters.kube.objects import as_node, understood
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import columns_of
-from driver_manager.cli.options import in_form, put, styled, table
+from driver_manager.cli.options import distance, in_form, put, styled, table
 from driver_manager.cli.session import log_form, named_profile
 from driver_manager.core.fleet_ports import FactKind, Subject
 from driver_manager.domain import settings
@@ -22,7 +22,7 @@ from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import Values
 from driver_manager.domain.status import NodeOverview, overview
 from driver_manager.domain.swap.steps import as_json
-from driver_manager.domain.text import several, shortened, shown_length, spoken, wrapped
+from driver_manager.domain.text import several, shortened, shown_length, wrapped
 from driver_manager.domain.wire import seconds_of
 
 Json = dict[str, Any]
@@ -112,10 +112,9 @@ def _vendors(body: Json) -> Iterator[str]:
 
 
 def _row(one: Json, now_s: float) -> Row:
-    then_s = seconds_of(one["since"]) if one["since"] else None
-    since = "-"
+    then_s, since = seconds_of(one["since"] or ""), "-"
     if then_s is not None:
-        since = f"{spoken(now_s - then_s)} ago" if then_s <= now_s else one["since"]
+        since = distance(then_s, now_s) if then_s <= now_s else one["since"]
     mark = " (cordoned)" if one["cordoned"] else ""
     reason = shortened(one["reason"], MOST_REASON)
     return f"{one['node']}{mark}", one["profile"], _state(one), one["version"] or "-", since, reason

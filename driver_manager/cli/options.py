@@ -313,9 +313,11 @@ def written_moment(wall_s: float | None) -> str | None:
 def when(moment: str, now_s: float) -> str:
     """A moment in the API's form, with its distance from `now_s` (seconds since the epoch)."""
     then_s = seconds_of(moment)
-    if then_s is None:
-        return moment
-    return f"{moment} ({f'{spoken(now_s - then_s)} ago' if now_s >= then_s else f'in {spoken(then_s - now_s)}'})"
+    return moment if then_s is None else f"{moment} ({distance(then_s, now_s)})"
+
+
+def distance(then_s: float, now_s: float) -> str:
+    return f"{spoken(now_s - then_s)} ago" if now_s >= then_s else f"in {spoken(then_s - now_s)}"
 
 
 def put(text: str) -> None:
