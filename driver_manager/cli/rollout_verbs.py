@@ -51,7 +51,7 @@ from driver_manager.cli.rollout_screen import (
     rollout_in_short,
     rollout_text,
 )
-from driver_manager.core.fleet.world import FleetCache, ObservedRollout, chosen
+from driver_manager.core.fleet.world import FleetCache, ObservedRollout
 from driver_manager.core.fleet_ports import FactKind, FleetCluster, Leader, Lost, Subject
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, Terminated
@@ -198,7 +198,7 @@ class Watching(Struct):
                     return exit_code(outlook)
                 self.clock.sleep(PACE_S)
                 self._follow(world)
-                sight = self._sight(world)
+                sight = world.observed(self.name)
         finally:
             self.cluster.follow(frozenset())
 
@@ -209,26 +209,11 @@ class Watching(Struct):
         return outlook
 
     def _follow(self, world: FleetCache) -> None:
-        subjects = {world.of(FactKind.ROLLOUTS)}
-        for one in world.rollouts():
-            if one.name == self.name and one.policy is not None:
-                subjects.update(world.needed(one.policy))
-        self.cluster.follow(frozenset(subjects))
+        self.cluster.follow(frozenset(world.subjects_of(self.name)))
         for change in self.cluster.changes(self.clock.monotonic() + TICK_S):
             if isinstance(change, Lost):
                 self.session.log.warn(f"{change.subject} cannot be read now: {change.why}")
             world.apply(change)
-
-    def _sight(self, world: FleetCache) -> ObservedRollout | None:
-        """The rollout as of now, None if not everything about it was read."""
-        if not world.is_listed(world.of(FactKind.ROLLOUTS)):
-            return None
-        rollout = chosen(world, self.session.namespace, self.name)
-        if rollout.policy is None:
-            return ObservedRollout(rollout, None)
-        if world.why_blind(rollout.policy):
-            return None
-        return ObservedRollout(rollout, world.fleet(rollout, rollout.policy))
 
 
 def _has_ended(outlook: Outlook) -> bool:

@@ -196,6 +196,37 @@ class FleetCache:
         pods = (self._driver_pods(daemon_set),) if daemon_set is not None else ()
         return (*(self.of(kind) for kind in named), NODES, self.tasks, *pods, *self._gates(policy))
 
+    def subjects_of(self, name: str) -> tuple[Subject, ...]:
+        """The subjects that a decision on the rollout `name`, "" for all, needs as known now."""
+        policies = [one.policy for one in self.rollouts() if name in ("", one.name) and one.policy is not None]
+        return (self.of(FactKind.ROLLOUTS), *(subject for policy in policies for subject in self.needed(policy)))
+
+    def observed(self, name: str) -> ObservedRollout | None:
+        """The rollout `name`, "" for the only one; None if not everything about it was read. Raises ConfigError."""
+        if not self.is_listed(self.of(FactKind.ROLLOUTS)):
+            return None
+        rollout = self._chosen(name)
+        if rollout.policy is None:
+            return ObservedRollout(rollout, None)
+        is_blind = self.why_blind(rollout.policy)
+        return None if is_blind else ObservedRollout(rollout, self.fleet(rollout, rollout.policy))
+
+    def _chosen(self, name: str) -> RolloutObject:
+        rollouts = {one.name: one for one in self.rollouts()}
+        if name in rollouts:
+            return rollouts[name]
+        if len(rollouts) == 1 and not name:
+            return next(iter(rollouts.values()))
+        if not rollouts:
+            raise ConfigError(
+                f"there is no {KIND} in namespace {self._namespace}",
+                "Name its namespace with -n; `kubectl get driverrollouts -A` lists all.",
+            )
+        remedy = f"Use one of: {several(sorted(rollouts))}."
+        if name:
+            raise ConfigError(f"there is no {KIND} {name} in namespace {self._namespace}", remedy)
+        raise ConfigError(f"namespace {self._namespace} has {len(rollouts)} rollouts", remedy)
+
     def keep_only(self, subjects: frozenset[Subject]) -> None:
         for subject in self._rooms.keys() - subjects:
             del self._rooms[subject]
@@ -352,30 +383,8 @@ def look(
 ) -> ObservedRollout:
     """The rollout `name`, "" for the only one. Raises ConfigError, and as `listed`."""
     world = FleetCache(namespace, profile, clears_first=clears_first)
-    world.apply(listed(world.of(FactKind.ROLLOUTS)))
-    rollout = chosen(world, namespace, name)
-    if rollout.policy is None:
-        return ObservedRollout(rollout, None)
-    # The driver pods are known once the DaemonSet is.
-    while missing := [subject for subject in world.needed(rollout.policy) if not world.is_listed(subject)]:
-        for subject in missing:
-            world.apply(listed(subject))
-    return ObservedRollout(rollout, world.fleet(rollout, rollout.policy))
-
-
-def chosen(world: FleetCache, namespace: str, name: str) -> RolloutObject:
-    """The rollout `name` of those in the cache, "" for the only one. Raises ConfigError."""
-    rollouts = {one.name: one for one in world.rollouts()}
-    if name in rollouts:
-        return rollouts[name]
-    if len(rollouts) == 1 and not name:
-        return next(iter(rollouts.values()))
-    if not rollouts:
-        raise ConfigError(
-            f"there is no {KIND} in namespace {namespace}",
-            "Name its namespace with -n; `kubectl get driverrollouts -A` lists all.",
-        )
-    names = several(sorted(rollouts))
-    if name:
-        raise ConfigError(f"there is no {KIND} {name} in namespace {namespace}", f"Use one of: {names}.")
-    raise ConfigError(f"namespace {namespace} has {len(rollouts)} rollouts", f"Use one of: {names}.")
+    while (found := world.observed(name)) is None:  # the driver pods are known once the DaemonSet is
+        for subject in world.subjects_of(name):
+            if not world.is_listed(subject):
+                world.apply(listed(subject))
+    return found
