@@ -176,7 +176,7 @@ def run(argv: list[str]) -> int:
     try:
         result: Any = cli.main(argv, prog_name="driver-manager", standalone_mode=False, obj=tuple(argv))
     except click.exceptions.Abort:
-        return _fail(argv, ExitCode.STANDING_DOWN, "interrupted", "Nothing was changed.")
+        return _form(argv).fail(time.time, ExitCode.STANDING_DOWN, "interrupted", "Nothing was changed.")
     except click.exceptions.NoArgsIsHelpError as error:
         with contextlib.suppress(OSError):
             click.echo(error.format_message(), err=True)
@@ -195,13 +195,14 @@ def run(argv: list[str]) -> int:
 
 
 def _end(argv: list[str], error: ManagerError) -> int:
+    form = _form(argv)
     if _wants_json(argv):
-        remedy = at_place(error.remedy, _form(argv).place)
+        remedy = at_place(error.remedy, form.place)
         body = {"schemaVersion": schemas.VERSION, "error": error.what, "remedy": remedy}
         body |= {"exitCode": int(error.exit_code), **error.facts}
         with contextlib.suppress(ConfigError):  # the log has the error too
             put(json_text(body, indent=2))
-    return _fail(argv, error.exit_code, error.what, error.remedy)
+    return form.fail(time.time, error.exit_code, error.what, error.remedy)
 
 
 def _wants_json(argv: list[str]) -> bool:
@@ -212,10 +213,6 @@ def _wants_json(argv: list[str]) -> bool:
 def _read(setting: Setting[str]) -> str:
     """The value of a setting that click has not read, as it has no option."""
     return os.environ.get(setting.env) or str(setting.default)
-
-
-def _fail(argv: list[str], code: ExitCode, what: str, remedy: str) -> int:
-    return _form(argv).fail(time.time, code, what, remedy)
 
 
 def _form(argv: list[str]) -> LogForm:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from msgspec.structs import replace
 
 from driver_manager.adapters.kube.api import KubeApi, load_client
 from driver_manager.adapters.kube.fleet import KubeFleet, readers
 from driver_manager.adapters.kube.leases import ATTEMPT_S, LeaseLeadership, rollout_lease
-from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.report.http import NOT_FOUND, Heartbeat, HttpResponse, StatusServer, measured, probed
 from driver_manager.cli.main import warn_of_mistyped
@@ -76,10 +76,7 @@ def controller_command(*, values: Values) -> int:
     clock.install()
     reporter = log_form(values).reporter(clock.wall)
     warn_of_mistyped(reporter)
-
-    def connect() -> Transport:
-        return load_client(values[settings.KUBECONFIG] or None)
-
+    connect = partial(load_client, values[settings.KUBECONFIG] or None)
     api = KubeApi(connect(), clock, reporter, BUDGET_S)
     lease = values[settings.ROLLOUT_LEASE] or rollout_lease(profile.name)
     identity = f"{socket.gethostname()}_{os.urandom(4).hex()}"

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -18,7 +19,6 @@ from driver_manager import schemas
 from driver_manager.adapters.kube.api import KubeApi, load_client
 from driver_manager.adapters.kube.fleet import KubeFleet, SilentReporter, readers
 from driver_manager.adapters.kube.leases import rollout_lease
-from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.report.log import is_capable
 from driver_manager.adapters.report.steps import LiveScreen
@@ -160,10 +160,7 @@ def watch(values: Values, name: str, *, as_json: bool) -> int:
     session = open_rollouts(values, clock)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a terminal that is closed ends what is shown in it
     first = session.look(name)  # errors of the connection are reported as for any other command
-
-    def connect() -> Transport:
-        return load_client(values[settings.KUBECONFIG] or None)
-
+    connect = partial(load_client, values[settings.KUBECONFIG] or None)
     api = KubeApi(connect(), clock, session.log, settings.BY_HAND_API_TIMEOUT_S)
     cluster = KubeFleet(api, connect, clock, readers(session.profile.keys, zone))
     try:
