@@ -55,19 +55,10 @@ from driver_manager.core.fleet.world import FleetCache, ObservedRollout
 from driver_manager.core.fleet_ports import FactKind, FleetCluster, Leader, Lost, Subject
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, Terminated
+from driver_manager.domain.fleet import requests
 from driver_manager.domain.fleet.advance import survey
 from driver_manager.domain.fleet.nodes import order
-from driver_manager.domain.fleet.requests import (
-    Request,
-    asking_waves,
-    outlook_after,
-    request_approval,
-    request_pause,
-    request_resume,
-    request_retry_of_nodes,
-    request_retry_of_revision,
-    request_undo,
-)
+from driver_manager.domain.fleet.requests import Request
 from driver_manager.domain.fleet.spec import Fleet, FleetNode, Revision, RevisionHistory, UpgradeState
 from driver_manager.domain.fleet.state import Outlook, Phase
 from driver_manager.domain.fleet.status import STANDING
@@ -295,7 +286,7 @@ Json = dict[str, Any]
 @request_options
 def pause_command(*, name: str, dry_run: bool, output: str, values: Values) -> int:
     """Start no more nodes of the rollout NAME. Nodes that have started are completed: none is left half upgraded."""
-    return _ask(values, name, output, lambda fleet, _: request_pause(fleet), dry_run=dry_run)
+    return _ask(values, name, output, lambda fleet, _: requests.pause(fleet), dry_run=dry_run)
 
 
 @command("resume", "Start nodes again after a pause.")
@@ -303,7 +294,7 @@ def pause_command(*, name: str, dry_run: bool, output: str, values: Values) -> i
 @request_options
 def resume_command(*, name: str, dry_run: bool, output: str, values: Values) -> int:
     """Start nodes of the rollout NAME again, as its rules allow."""
-    return _ask(values, name, output, lambda fleet, _: request_resume(fleet), dry_run=dry_run)
+    return _ask(values, name, output, lambda fleet, _: requests.resume(fleet), dry_run=dry_run)
 
 
 @command("approve", "Approve the wave that waits for an approval.")
@@ -315,7 +306,7 @@ def approve_command(*, name: str, wave: int | None, dry_run: bool, output: str, 
 
     The approval counts for the revision that is rolled out now, and for no other.
     """
-    return _ask(values, name, output, lambda fleet, now_s: request_approval(fleet, now_s, wave), dry_run=dry_run)
+    return _ask(values, name, output, lambda fleet, now_s: requests.approval(fleet, now_s, wave), dry_run=dry_run)
 
 
 def _wish_id() -> str:
@@ -343,9 +334,11 @@ def retry_command(  # noqa: PLR0913  # what click gives, by name
     if revision:
         wish = _wish_id()
         return _ask(
-            values, name, output, lambda fleet, now_s: request_retry_of_revision(fleet, now_s, wish), dry_run=dry_run
+            values, name, output, lambda fleet, now_s: requests.retry_of_revision(fleet, now_s, wish), dry_run=dry_run
         )
-    return _ask(values, name, output, lambda fleet, now_s: request_retry_of_nodes(fleet, now_s, nodes), dry_run=dry_run)
+    return _ask(
+        values, name, output, lambda fleet, now_s: requests.retry_of_nodes(fleet, now_s, nodes), dry_run=dry_run
+    )
 
 
 @command("undo", "Go back to the last good revision.")
@@ -359,7 +352,7 @@ def undo_command(*, name: str, to: str, dry_run: bool, output: str, values: Valu
     and is not retried by itself. `rollout history` shows the revisions.
     """
     wish = _wish_id()
-    return _ask(values, name, output, lambda fleet, now_s: request_undo(fleet, now_s, to, wish), dry_run=dry_run)
+    return _ask(values, name, output, lambda fleet, now_s: requests.undo(fleet, now_s, to, wish), dry_run=dry_run)
 
 
 def _ask(values: Values, name: str, output: str, decide: Callable[[Fleet, float], Request], *, dry_run: bool) -> int:
@@ -389,7 +382,7 @@ def _write(session: RolloutSession, sight: ObservedRollout, request: Request, *,
 
 def _body(session: RolloutSession, sight: ObservedRollout, request: Request, now_s: float, *, dry_run: bool) -> Json:
     """The request and what follows, in the form of `schemas/rollout-request.schema.json`."""
-    after = outlook_after(request, now_s)
+    after = requests.outlook_after(request, now_s)
     controller = leader_body(leader(session), now_s)
     return {
         "schemaVersion": schemas.VERSION,
@@ -540,7 +533,7 @@ def plan_body(seen: Survey, outlook: Outlook, pods: Mapping[str, int] | None) ->
                 "pods": None if pods is None else pods.get(name, 0),
             }
         )
-    asking, waves = asking_waves(seen), list[Json]()
+    asking, waves = requests.asking_waves(seen), list[Json]()
     for number, wave in enumerate(seen.terms.policy.waves, 1):
         nodes = by_wave.get(number, [])
         before = [at for at in asking if at < number and number > seen.turn.upto]

@@ -44,14 +44,14 @@ def outlook_after(request: Request, now_s: float) -> Outlook:
     return decided.outlook
 
 
-def request_pause(fleet: Fleet) -> Request:
+def pause(fleet: Fleet) -> Request:
     """Start no more nodes. Raises ConfigError if the rollout is paused."""
     if fleet.policy.paused:
         raise ConfigError("the rollout is paused already", "Continue it with `driver-manager rollout resume`.")
     return _paused(fleet, "paused; no more nodes start, nodes that have started are completed", is_paused=True)
 
 
-def request_resume(fleet: Fleet) -> Request:
+def resume(fleet: Fleet) -> Request:
     """Start nodes again. Raises ConfigError unless the rollout is paused."""
     if not fleet.policy.paused:
         raise ConfigError("the rollout is not paused", LOOK)
@@ -63,7 +63,7 @@ def _paused(fleet: Fleet, did: str, *, is_paused: bool) -> Request:
     return Request((did,), after, spec={"paused": is_paused})
 
 
-def request_approval(fleet: Fleet, now_s: float, wave: int | None) -> Request:
+def approval(fleet: Fleet, now_s: float, wave: int | None) -> Request:
     """Approve the waves up to `wave`, None for the next one. Raises ConfigError."""
     seen = _active(fleet, now_s)
     target, waves = seen.terms.target, fleet.policy.waves
@@ -96,7 +96,7 @@ def asking_waves(seen: Survey) -> list[int]:
     ]
 
 
-def request_retry_of_nodes(fleet: Fleet, now_s: float, names: Sequence[str]) -> Request:
+def retry_of_nodes(fleet: Fleet, now_s: float, names: Sequence[str]) -> Request:
     """Retry these nodes, all or none. Raises ConfigError."""
     seen = _active(fleet, now_s)
     standings = {one.member.node.name: one for one in seen.standings}
@@ -118,7 +118,7 @@ def _tries_again(view: NodeView) -> str:
     return f"node {view.name} is retried: {view.reason or view.place.value}"
 
 
-def request_retry_of_revision(fleet: Fleet, now_s: float, wish: str) -> Request:
+def retry_of_revision(fleet: Fleet, now_s: float, wish: str) -> Request:
     """Retry the target revision after it was halted or undone, or nodes were lost. `wish` is its id.
 
     Raises ConfigError.
@@ -138,7 +138,7 @@ def request_retry_of_revision(fleet: Fleet, now_s: float, wish: str) -> Request:
     return Request((f"revision {target} may be retried",), after, annotations={RETRY: f"{target}:{wish}"})
 
 
-def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
+def undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
     """Go back to revision `to` (hash, name, number; "": the last good one). `wish` is its id. Raises ConfigError."""
     seen = _active(fleet, now_s)
     target, memory = seen.terms.target, fleet.memory

@@ -9,16 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.fleet import requests
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.requests import (
-    outlook_after,
-    request_approval,
-    request_pause,
-    request_resume,
-    request_retry_of_nodes,
-    request_retry_of_revision,
-    request_undo,
-)
 from driver_manager.domain.fleet.spec import (
     APPROVED,
     UNDO,
@@ -92,16 +84,16 @@ def begun(facts: Fleet) -> list[str]:
 
 
 def test_an_approval_is_for_the_next_wave_and_this_revision_alone() -> None:
-    request = request_approval(gated(True, False), NOW_S, None)
+    request = requests.approval(gated(True, False), NOW_S, None)
     assert request.annotations == {APPROVED: "new:2"}
     assert begun(request.after) == ["b"]
 
 
 def test_waves_are_approved_ahead_and_only_as_far_as_is_said() -> None:
     facts = gated(True, True, False, done="")
-    ahead = request_approval(facts, NOW_S, 2)
+    ahead = requests.approval(facts, NOW_S, 2)
     assert ahead.annotations == {APPROVED: "new:2"}
-    assert request_approval(ahead.after, NOW_S, 3).annotations == {APPROVED: "new:3"}
+    assert requests.approval(ahead.after, NOW_S, 3).annotations == {APPROVED: "new:3"}
 
 
 APPROVED_2 = Requests(NEW, 2)
@@ -123,12 +115,12 @@ APPROVED_2 = Requests(NEW, 2)
     ],
 )
 def test_where_nothing_waits_nothing_is_approved(facts: Fleet, wave: int | None, what: str, remedy: str) -> None:
-    refused(lambda: request_approval(facts, NOW_S, wave), what, remedy)
+    refused(lambda: requests.approval(facts, NOW_S, wave), what, remedy)
 
 
 def test_an_approval_of_another_revision_counts_for_nothing() -> None:
     facts = gated(True, False, wishes=Requests(OLD, 2))
-    assert request_approval(facts, NOW_S, 2).annotations == {APPROVED: "new:2"}
+    assert requests.approval(facts, NOW_S, 2).annotations == {APPROVED: "new:2"}
 
 
 # retry
@@ -142,10 +134,10 @@ def failed(**said: Any) -> Fleet:
 
 
 def test_a_failed_node_begins_again_and_it_is_told_when() -> None:
-    request = request_retry_of_nodes(failed(), NOW_S, ["a", "a"])
+    request = requests.retry_of_nodes(failed(), NOW_S, ["a", "a"])
     assert [one.name for one in request.nodes] == ["a"]
     assert request.did == ("node a is retried: starts now",)
-    paused = request_retry_of_nodes(failed(policy=policy(paused=True)), NOW_S, ["a"])
+    paused = requests.retry_of_nodes(failed(policy=policy(paused=True)), NOW_S, ["a"])
     assert paused.did[0].startswith("node a is retried: failureThreshold is 1")
     assert begun(request.after) == ["a"]
 
@@ -153,7 +145,7 @@ def test_a_failed_node_begins_again_and_it_is_told_when() -> None:
 def test_a_node_that_left_the_target_again_may_be_retried() -> None:
     facts = fleet([node("a", UpgradeState.DONE)], [pod("a", OTHER, "a-third")], memory=GOOD)
     assert begun(facts) == []
-    assert begun(request_retry_of_nodes(facts, NOW_S, ["a"]).after) == ["a"]
+    assert begun(requests.retry_of_nodes(facts, NOW_S, ["a"]).after) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -165,21 +157,21 @@ def test_a_node_that_left_the_target_again_may_be_retried() -> None:
     ],
 )
 def test_a_node_that_has_not_failed_is_not_retried(name: str, what: str) -> None:
-    refused(lambda: request_retry_of_nodes(failed(), NOW_S, ["a", name]), what)
+    refused(lambda: requests.retry_of_nodes(failed(), NOW_S, ["a", name]), what)
 
 
 def test_one_more_attempt_is_not_asked_for_twice() -> None:
-    once = request_retry_of_nodes(failed(), NOW_S, ["a"]).after
-    refused(lambda: request_retry_of_nodes(once, NOW_S, ["a"]), "a: a retry was already asked for")
+    once = requests.retry_of_nodes(failed(), NOW_S, ["a"]).after
+    refused(lambda: requests.retry_of_nodes(once, NOW_S, ["a"]), "a: a retry was already asked for")
 
 
 def test_a_failed_revision_may_be_tried_again_once_it_is_asked_for() -> None:
     facts = fleet([node("a")], memory=replace(GOOD, failed=(NEW,)))
-    assert outlook_after(request_retry_of_revision(facts, NOW_S, "w"), NOW_S).phase is Phase.PROGRESSING
-    again = request_retry_of_revision(facts, NOW_S, "w").after
-    refused(lambda: request_retry_of_revision(again, NOW_S, "w"), "revision new may already be retried")
+    assert requests.outlook_after(requests.retry_of_revision(facts, NOW_S, "w"), NOW_S).phase is Phase.PROGRESSING
+    again = requests.retry_of_revision(facts, NOW_S, "w").after
+    refused(lambda: requests.retry_of_revision(again, NOW_S, "w"), "revision new may already be retried")
     going = replace(facts, memory=replace(facts.memory, undo_from=NEW, undo_to=OLD))
-    refused(lambda: request_retry_of_revision(going, NOW_S, "w"), "the rollout goes back from revision new now")
+    refused(lambda: requests.retry_of_revision(going, NOW_S, "w"), "the rollout goes back from revision new now")
 
 
 def test_a_retry_checks_a_node_again_that_its_preflight_left_out() -> None:
@@ -189,30 +181,30 @@ def test_a_retry_checks_a_node_again_that_its_preflight_left_out() -> None:
     )
     known: dict[str, Any] = {"policy": policy(preflight=PreflightMode.REQUIRE), "task_pods": looks}
     found = fleet([node("a"), node("b")], **known)
-    request = request_retry_of_nodes(found, NOW_S, ["a"])
+    request = requests.retry_of_nodes(found, NOW_S, ["a"])
     assert request.did == ("node a is checked again",)
     assert [act.uid for act in advance(request.after, NOW_S).acts if isinstance(act, DeletePod)] == ["look-a"]
-    refused(lambda: request_retry_of_nodes(found, NOW_S, ["b"]), "b: it has not failed")
+    refused(lambda: requests.retry_of_nodes(found, NOW_S, ["b"]), "b: it has not failed")
     cordoned = fleet([node("a", unschedulable=True)], **known)
-    refused(lambda: request_retry_of_nodes(cordoned, NOW_S, ["a"]), "a: it has not failed, it is left out")
+    refused(lambda: requests.retry_of_nodes(cordoned, NOW_S, ["a"]), "a: it has not failed, it is left out")
 
 
 # undo
 
 
 def test_undo_leads_to_the_last_good_revision_and_says_so() -> None:
-    request = request_undo(failed(), NOW_S, "", "wish-1")
+    request = requests.undo(failed(), NOW_S, "", "wish-1")
     assert request.annotations == {UNDO: "wish-1"}
     assert request.did == ("goes back from revision new to old by the same rules; 2 nodes run another revision now",)
-    after = outlook_after(request, NOW_S)
+    after = requests.outlook_after(request, NOW_S)
     assert (after.phase, after.reason) == (Phase.HALTED, "Undoing")
     paused = replace(failed(), policy=replace(failed().policy, paused=True))
-    assert request_undo(paused, NOW_S, "", "wish-1").did[0].endswith("now; paused: `rollout resume` starts it")
+    assert requests.undo(paused, NOW_S, "", "wish-1").did[0].endswith("now; paused: `rollout resume` starts it")
 
 
 @pytest.mark.parametrize("to", [OLD, "1", "driver-old"])
 def test_undo_knows_a_revision_by_hash_number_or_name(to: str) -> None:
-    request = request_undo(failed(memory=BARE), NOW_S, to, "w")
+    request = requests.undo(failed(memory=BARE), NOW_S, to, "w")
     assert request.annotations == {UNDO: "w:old"}
     assert advance(request.after, NOW_S).memory.undo_to == OLD
 
@@ -227,16 +219,16 @@ def test_undo_knows_a_revision_by_hash_number_or_name(to: str) -> None:
     ],
 )
 def test_undo_without_a_way_back_is_refused(memory: RolloutState, to: str, what: str, remedy: str) -> None:
-    refused(lambda: request_undo(failed(memory=memory), NOW_S, to, "w"), what, remedy)
+    refused(lambda: requests.undo(failed(memory=memory), NOW_S, to, "w"), what, remedy)
 
 
 def test_a_rollout_that_stands_aside_heeds_no_wish() -> None:
     aside = failed(daemon_set=replace(DAEMON_SET, update_strategy="RollingUpdate"))
     for ask in (
-        lambda: request_approval(aside, NOW_S, None),
-        lambda: request_retry_of_nodes(aside, NOW_S, ["a"]),
-        lambda: request_retry_of_revision(aside, NOW_S, "w"),
-        lambda: request_undo(aside, NOW_S, "", "w"),
+        lambda: requests.approval(aside, NOW_S, None),
+        lambda: requests.retry_of_nodes(aside, NOW_S, ["a"]),
+        lambda: requests.retry_of_revision(aside, NOW_S, "w"),
+        lambda: requests.undo(aside, NOW_S, "", "w"),
     ):
         refused(ask, "the rollout does nothing now: DaemonSet driver has updateStrategy RollingUpdate")
 
@@ -246,8 +238,11 @@ def test_a_rollout_that_stands_aside_heeds_no_wish() -> None:
 
 def test_pause_and_resume_change_one_field_and_are_refused_where_it_has_that_value() -> None:
     facts = fleet([node("a")])
-    paused = request_pause(facts)
+    paused = requests.pause(facts)
     assert (paused.spec, begun(paused.after)) == ({"paused": True}, [])
-    assert (request_resume(paused.after).spec, begun(request_resume(paused.after).after)) == ({"paused": False}, ["a"])
-    refused(lambda: request_pause(paused.after), "the rollout is paused already")
-    refused(lambda: request_resume(facts), "the rollout is not paused")
+    assert (requests.resume(paused.after).spec, begun(requests.resume(paused.after).after)) == (
+        {"paused": False},
+        ["a"],
+    )
+    refused(lambda: requests.pause(paused.after), "the rollout is paused already")
+    refused(lambda: requests.resume(facts), "the rollout is not paused")
