@@ -258,12 +258,8 @@ def status_of(
 
     `profile` is the DaemonSet's, if the controller has the same: the controllers of others then leave the status.
     """
-    outlook = decision.outlook
-    nodes: dict[NodePhase, list[NodeView]] = {place: [] for place in NodePhase}
-    for node in sorted(outlook.nodes, key=lambda one: one.name):
-        nodes[node.place].append(node)
     return {
-        **_head(outlook, old, generation, now_s),
+        **_head(decision.outlook, old, generation, now_s),
         "profile": profile,
         "targetRevision": decision.memory.target,
         "goodRevision": decision.memory.good,
@@ -303,6 +299,16 @@ def status_of(
         "retried": decision.memory.retried,
         "clockSet": written_time(decision.memory.clock_s) if decision.memory.clock_s else "",
         "nodeSeconds": round(decision.memory.node_s or 0.0),
+        **_shown(decision.outlook),
+    }
+
+
+def _shown(outlook: Outlook) -> Json:
+    """The fields that only show nodes."""
+    nodes: dict[NodePhase, list[NodeView]] = {place: [] for place in NodePhase}
+    for node in sorted(outlook.nodes, key=lambda one: one.name):
+        nodes[node.place].append(node)
+    return {
         "wave": outlook.wave,
         "counts": node_counts(outlook.nodes),
         "waves": [wave_body(one) for one in outlook.waves],
@@ -339,27 +345,6 @@ COUNTS = {
     NodePhase.LEFT_OUT: "leftOut",
     NodePhase.FAILED: "failed",
 }
-_SHOWN = frozenset(
-    {
-        "wave",
-        "counts",
-        "waves",
-        "underWay",
-        "alsoRestarted",
-        "failures",
-        "waiting",
-        "leftOut",
-        "preflight",
-        "preflightProblems",
-    }
-)
-"""Fields that only show nodes."""
-
-_KEPT = _SHOWN | {"profile"}
-"""Fields whose old values stay with an invalid spec."""
-
-_SLOW = _SHOWN - {"wave", "failures"} | {"nodeSeconds"}
-"""Fields whose change is not urgent. A change of a condition's message is not urgent either."""
 
 
 def _urgent(status: Mapping[str, Any]) -> Json:
@@ -477,3 +462,10 @@ def by_reason(nodes: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
 
 def _reason(text: str) -> str:
     return shortened(one_line(text), MAX_REASON_CHARS)
+
+
+_KEPT = {"profile"} | _shown(outlook_of_problems(())).keys()
+"""Fields whose old values stay with an invalid spec."""
+
+_SLOW = _KEPT - {"profile", "wave", "failures"} | {"nodeSeconds"}
+"""Fields whose change is not urgent. A change of a condition's message is not urgent either."""
