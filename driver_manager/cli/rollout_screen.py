@@ -395,7 +395,6 @@ R = TypeVar("R")
 
 
 class RolloutSession(Struct, frozen=True):
-    values: Values
     desk: KubeDesk
     profile: Profile
     namespace: str
@@ -431,7 +430,7 @@ def open_rollouts(
     api = KubeApi(load_client(values[settings.KUBECONFIG] or None), found, log, budget_s)
     profile = picked(values, api)
     desk = KubeDesk(api, readers(profile.keys, zone))
-    return RolloutSession(values, desk, profile, namespace_of(values, profile), found, log)
+    return RolloutSession(desk, profile, namespace_of(values, profile), found, log)
 
 
 def picked(values: Values, api: KubeApi) -> Profile:

@@ -109,9 +109,6 @@ class Backoff:
         """The monotonic time of the next retry; infinity without any."""
         return min((one.until_s for one in self._found.values() if one.until_s is not None), default=math.inf)
 
-    def forget(self) -> None:
-        self._found.clear()
-
 
 MAX_POSTED = 10_000
 OF_NODE = "node "
@@ -293,7 +290,6 @@ class FleetController:
         self._profile = profile
         self._advance = advance
         self._publish = publish
-        self._rests = Backoff(ports.clock, ports.reporter)
         self._acts: Counter[str] = Counter()
         self._holds = self._is_leading = False
         self._trouble = ""
@@ -360,7 +356,7 @@ class FleetController:
     def _begin(self) -> None:
         profile = self._profile
         self._world = FleetCache(self._namespace, profile.name, clears_first=profile.container_unloads)
-        self._rests.forget()
+        self._rests = Backoff(self._ports.clock, self._ports.reporter)
         self._figures: dict[str, RolloutFigures] = {}
         self._shown_soon: dict[str, float] = {}
         self._unshown: set[str] = set()
