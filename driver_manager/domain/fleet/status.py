@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -115,7 +115,14 @@ class FleetReport(Struct, frozen=True):
 
 def fleet_families(report: FleetReport) -> tuple[Family, ...]:
     """All metrics under the names of driver-manager."""
-    known = report.rollouts.items()
+
+    def of_each(
+        name: str, meaning: str, values: Callable[[RolloutFigures], Iterable[tuple[Mapping[str, str], float]]]
+    ) -> Family:
+        known = ((key, values(one)) for key, one in report.rollouts.items())
+        found = (({"rollout": key, **labels}, float(value)) for key, pairs in known for labels, value in pairs)
+        return Family(f"{PREFIX}rollout_{name}", "gauge", meaning, tuple(found))
+
     return (
         gauge("rollout_leader", "Whether this controller is the one that acts.", report.leads),
         gauge(
@@ -123,48 +130,39 @@ def fleet_families(report: FleetReport) -> tuple[Family, ...]:
             "Whether this controller works or stands by; 0 where it cannot read what it needs, or hangs.",
             not report.why_not_ready,
         ),
-        Family(
-            PREFIX + "rollout_phase",
-            "gauge",
+        of_each(
+            "phase",
             "Whether the rollout is in the phase.",
-            tuple(
-                ({"rollout": name, "phase": phase.value}, float(one.phase is phase))
-                for name, one in known
-                for phase in Phase
-            ),
+            lambda one: (({"phase": phase.value}, one.phase is phase) for phase in Phase),
         ),
-        Family(
-            PREFIX + "rollout_nodes",
-            "gauge",
+        of_each(
+            "nodes",
             "Nodes of the rollout by their state in it.",
-            tuple(
-                ({"rollout": name, "place": place.value}, float(one.places.get(place, 0)))
-                for name, one in known
-                for place in NodePhase
-            ),
+            lambda one: (({"place": place.value}, one.places.get(place, 0)) for place in NodePhase),
         ),
-        _of_each(
+        of_each(
             "progress_timestamp_seconds",
             "When a node last changed its state, or else when the rollout began.",
-            {name: one.progress_s for name, one in known},
+            lambda one: [({}, one.progress_s)],
         ),
-        _of_each(
+        of_each(
             "patience_seconds",
             "How long a node may stay in one state: the longer of nodeTimeout and validationTimeout.",
-            {name: one.patience_s for name, one in known},
+            lambda one: [({}, one.patience_s)],
         ),
-        _of_each(
+        of_each(
             "node_seconds",
             "How long a node takes: the median of the nodes that are done, 0 while none is.",
-            {name: one.pace.node_s or 0.0 for name, one in known},
+            lambda one: [({}, one.pace.node_s or 0.0)],
         ),
-        Family(
-            PREFIX + "rollout_expected_end_timestamp_seconds",
-            "gauge",
+        of_each(
+            "expected_end_timestamp_seconds",
             "When the rollout of this revision may be complete, as `rollout plan` estimates it; 0 where it cannot.",
-            tuple(({"rollout": name, "revision": one.target}, _ends_s(one.pace, report.now_s)) for name, one in known),
+            lambda one: [
+                ({"revision": one.target}, 0.0 if one.pace.left_s is None else report.now_s + one.pace.left_s)
+            ],
         ),
-        _of_each("decision_seconds", "How long the last decision took.", {name: one.decision_s for name, one in known}),
+        of_each("decision_seconds", "How long the last decision took.", lambda one: [({}, one.decision_s)]),
         by_label(
             "counter",
             "rollout_acts_total",
@@ -173,14 +171,6 @@ def fleet_families(report: FleetReport) -> tuple[Family, ...]:
             {name: report.acts.get(name, 0) for name in ACTS},
         ),
     )
-
-
-def _ends_s(pace: Pace, now_s: float) -> float:
-    return 0.0 if pace.left_s is None else now_s + pace.left_s
-
-
-def _of_each(name: str, meaning: str, values: Mapping[str, float]) -> Family:
-    return by_label("gauge", f"rollout_{name}", meaning, "rollout", values)
 
 
 # Metrics under the names of the vendor's operator, so that its dashboards work
