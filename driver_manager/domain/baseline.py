@@ -32,6 +32,7 @@ class Baseline(Struct, frozen=True):
     load of a driver, "" if unknown. `functions` has the driver of each of the vendor's PCI functions, "" for none.
     `parameters` has values by `module.parameter`; `services` are the host services of the profile that were active;
     `references` has the users of each root module.
+    `is_reload`: the same driver was loaded again, to recover its devices. What was bad before is then no excuse.
     """
 
     boot_id: str
@@ -46,6 +47,7 @@ class Baseline(Struct, frozen=True):
     parameters: Mapping[str, str] = field(default_factory=dict)
     services: tuple[str, ...] = ()
     references: Mapping[str, str] = field(default_factory=dict)
+    is_reload: Annotated[bool, Part("reload", is_omitted=True)] = False
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -123,12 +125,12 @@ def in_service(
 
     `earlier` are those of devices that were healthy under a driver before it. A key is the PCI address, or the name of
     a device without one. A device that served, ever, and has left the bus is lost. A device that was bad before the
-    swap does not count until it has been healthy once. `served` of the result are the keys of the devices that are
-    healthy now.
+    swap does not count until it has been healthy once; one that was healthy before a reload counts at once. `served` of
+    the result are the keys of the devices that are healthy now.
     """
     known, worked = before or Baseline(""), {*served, *earlier}
+    excuses = _excuses(result.devices, known.devices, worked if known.is_reload else served)
     worked |= {one for one in known.served if not _worst(known.devices, one)}
-    excuses = _excuses(result.devices, known.devices, served)
     judged = _judged(result, excuses, tuple(_left_bus(result, worked)), excuses_rest=False)
     return replace(judged, served=_healthy(result))
 

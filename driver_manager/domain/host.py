@@ -444,6 +444,7 @@ class Host(Struct, frozen=True):
     `left_records` are host records of this boot that the journal does not name; their runs may still be running.
     `firmware_path` is the folder that the kernel searches first for firmware, "" if none is set or the profile needs
     none; None if this kernel has no such setting.
+    `reload` is the reason of a request to load the driver again, None if no request is about the loaded driver.
     """
 
     boot_id: str
@@ -479,6 +480,7 @@ class Host(Struct, frozen=True):
     firmware_path: str | None = ""
     run_record: HostRecord | None = None
     left_records: tuple[HostRecord, ...] = ()
+    reload: str | None = None
 
 
 # The result of a probe.

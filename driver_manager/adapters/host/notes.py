@@ -37,8 +37,14 @@ def load_text(roots: HostRoots, modules: Modules) -> str:
 
     The text has the inode numbers of the modules' folders: sysfs assigns a new one to each folder (fs/kernfs/dir.c).
     """
-    numbers = {name: _number(roots.sys / "module" / name) for name in modules.roots}
-    return ",".join(filter(None, numbers.values())) if modules.are_loaded(lambda name: bool(numbers[name])) else ""
+    numbers = load_numbers(roots, modules)
+    return ",".join(numbers.values()) if modules.are_loaded(numbers.__contains__) else ""
+
+
+def load_numbers(roots: HostRoots, modules: Modules) -> dict[str, str]:
+    """The inode numbers of the root modules that are loaded, by name."""
+    found = {name: _number(roots.sys / "module" / name) for name in modules.roots}
+    return {name: number for name, number in found.items() if number}
 
 
 def _number(folder: Path) -> str:

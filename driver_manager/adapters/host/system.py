@@ -42,7 +42,7 @@ from driver_manager.adapters.host.holders import (
     why_not_unmounted,
 )
 from driver_manager.adapters.host.modules import HOST, ModuleTrees, driver_nodes
-from driver_manager.adapters.host.notes import load_text, read_baseline, read_marker, remove_marker
+from driver_manager.adapters.host.notes import load_numbers, load_text, read_baseline, read_marker, remove_marker
 from driver_manager.adapters.host.pci import DeviceEvents, pci_devices, read_bus
 from driver_manager.adapters.host.probe import probe_command, why_no_tool, with_devices, with_noexec
 from driver_manager.adapters.host.slots import look, may_have_slots, warm
@@ -53,6 +53,7 @@ from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.health.parsers import parse
+from driver_manager.domain.health.recovery import decode_reload_request
 from driver_manager.domain.health.watch import decode_watch_record
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, OldDriver, Owner
@@ -241,6 +242,7 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
             firmware_path=kmod.custom_firmware_path(roots.sys) if paths.firmware else "",
             run_record=run,
             left_records=left,
+            reload=_reload(roots, profile, this_boot),
         )
     except OSError as error:
         raise ConfigError(
@@ -284,7 +286,7 @@ def enforces_signatures(sys_root: Path) -> bool:
 
 def _artifacts(paths: HostPaths) -> tuple[str, ...]:
     known = (paths.ready_marker, paths.ready_withdrawn, paths.state_file, paths.load_record, paths.failure_note)
-    return tuple(filter(None, (*paths.artifacts, *known)))
+    return tuple(filter(None, (*paths.artifacts, *known, paths.reload_request)))
 
 
 def _digest(files: HostFiles, path: str) -> tuple[str | None, str]:
@@ -326,6 +328,20 @@ def _granted_reboot(files: HostFiles, path: str, this_boot: str) -> str | None:
         return decode_reboot_record(text).granted(this_boot) if text is not None else ""
     except (OSError, RecordUnreadable):
         return None
+
+
+def _reload(roots: HostRoots, profile: Profile, this_boot: str) -> str | None:
+    """The reason of the request to load the loaded driver again; None without one, and if it is unreadable.
+
+    It counts in its boot, until all root modules of the load that it names are unloaded: the run after one that was
+    killed between two of them goes on.
+    """
+    try:
+        request = decode_reload_request(roots.files().read(profile.paths.reload_request) or "")
+    except (OSError, Unreadable):
+        return None
+    is_left = set(request.load.split(",")) & set(load_numbers(roots, profile.modules).values())
+    return one_line(request.reason) if is_left and request.boot_id == this_boot else None
 
 
 _OF_A_POD = re.compile(r"/pods/[^/]+/(volumes|volume-subpaths)(/|$)|/plugins/kubernetes\.io/|/io\.containerd\.")

@@ -13,7 +13,7 @@ from typing import assert_never
 from driver_manager.core.pods import Evictor, progress_logged
 from driver_manager.core.swap.node import DriverNow, RunContext
 from driver_manager.domain import events
-from driver_manager.domain.baseline import of_new_driver
+from driver_manager.domain.baseline import Baseline, of_new_driver
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.host import UNREAD, DriverSource, Health, Module, ProbeResult, process_blocker
@@ -307,6 +307,7 @@ class DriverSwap:
         self._gap: ClientEviction | None = None
         self._in_use = "the device"
         self._has_loaded = False
+        self._is_reload = False
 
     def do(self, step: steps.ModuleStep) -> None:
         """Do `step`. Raises DriverBusy, ModuleFailed, ConfigError, OwnedElsewhere."""
@@ -488,7 +489,12 @@ class DriverSwap:
             self._context.ports.reporter.warn(f"{error.what}; {', '.join(removed)} stay unloaded")
 
     def _load_modules(self, step: steps.LoadModules) -> None:
-        never_unloaded = self._context.situation.profile.strategy is Strategy.REBOOT
+        situation = self._context.situation
+        never_unloaded = situation.profile.strategy is Strategy.REBOOT
+        before = self._before()
+        # A run that resumes may want another driver than the one that it continues.
+        is_same = bool(step.previous_digest) and step.previous_digest == situation.obs.digest
+        self._is_reload = is_same and before is not None and before.is_reload
         try:
             # A part of it could not be unloaded without a reboot. A run that is killed here leaves the journal.
             with self._context.ports.clock.shielded() if never_unloaded else contextlib.nullcontext():
@@ -501,11 +507,33 @@ class DriverSwap:
             raise self.rolled_back(error, step) from error
 
     def _load_and_verify(self, source: DriverSource, also: tuple[str, ...]) -> None:
-        """Load `source` and see it work. Raises ModuleFailed; a driver that loaded but does not work is left loaded."""
-        host = self._context.ports.host
-        self._context.change(host.load, source, within_s=LOAD_S)
+        """Load `source` and see it work. Raises ModuleFailed; a driver that loaded but does not work is left loaded.
+
+        One that was reloaded and does not work raises nothing: the way back leads to the same driver.
+        """
+        self._context.change(self._context.ports.host.load, source, within_s=LOAD_S)
         self._load_again(source, also)
         self._context.turns_to(OutagePart.PROBE)
+        try:
+            note = self._verified(source)
+        except ModuleFailed as error:
+            if not self._is_reload:
+                raise
+            self._remark((f"{error.what}; the reload did not recover it",))
+            note = ""
+        self._context.ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")
+        self._has_loaded = True
+
+    def _before(self) -> Baseline | None:
+        situation = self._context.situation
+        return situation.obs.baseline or (self._context.ports.host.baseline() if situation.obs.is_resumed else None)
+
+    def _verified(self, source: DriverSource) -> str:
+        """Why it is unknown whether the driver from `source` works, as the end of a sentence, "" if it does.
+
+        Raises ModuleFailed if it does not.
+        """
+        host = self._context.ports.host
         if not host.await_device_nodes(self._context.soon(DEVICE_NODES_S)):
             raise ModuleFailed(
                 f"driver {source.version} is loaded, but no device node appeared within {DEVICE_NODES_S:g} s",
@@ -517,12 +545,13 @@ class DriverSwap:
                 f"driver {source.version} is loaded, but its probe reports: {result.reason}",
                 "Look at the kernel log (dmesg) and run the vendor's tool by hand.",
             )
-        for remark in result.remarks:
+        self._remark(result.remarks)
+        return "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
+
+    def _remark(self, remarks: tuple[str, ...]) -> None:
+        for remark in remarks:
             self._context.ports.reporter.warn(remark)
-        self._context.lock.state.remarks(result.remarks)
-        note = "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
-        self._context.ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")
-        self._has_loaded = True
+        self._context.lock.state.remarks(remarks)
 
     def _settled(self, root: str) -> ProbeResult:
         """The probe of the driver that was just loaded, compared with the baseline, once its devices are ready.
@@ -530,7 +559,7 @@ class DriverSwap:
         A device that is still not ready after the profile's `settle_s` is unhealthy.
         """
         situation, host, clock = self._context.situation, self._context.ports.host, self._context.ports.clock
-        before = situation.obs.baseline or (host.baseline() if situation.obs.is_resumed else None)
+        before = self._before()
         settled_by = self._context.soon(situation.profile.probe.settle_s if situation.profile.probe else 0.0)
         while True:
             result = of_new_driver(host.probe(root, settled_by), before)

@@ -71,6 +71,7 @@ from driver_manager.domain.swap.preflight import (
     ending_clear_pod,
     host_files,
     is_owned_elsewhere,
+    is_reload,
     refuse,
     rights,
     rights_to_replace,
@@ -417,6 +418,7 @@ def _baseline(situation: Situation, ports: Ports) -> Baseline:
         parameters=host.parameters,
         services=host.active_services,
         references=in_use,
+        is_reload=is_reload(situation),
     )
 
 

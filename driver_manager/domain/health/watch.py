@@ -665,7 +665,7 @@ def compared(result: ProbeResult, load: str, before: Baseline | None, history: H
     served, earlier = history.served, history.served_before
     if history.driver != load:
         served, earlier = (), (*served, *earlier)
-    if before is not None and before.functions:
+    if before is not None and before.functions and not before.is_reload:
         # What had left the bus before the swap, as by hand, is not missed after it.
         earlier = tuple(one for one in earlier if one in before.functions)
     return in_service(result, before, served, earlier)

@@ -69,9 +69,9 @@ def clean(situation: Situation, paths: tuple[str, ...]) -> list[AnyStep]:
 
 
 def driver_files(profile: Profile) -> tuple[str, ...]:
-    """What speaks of a driver that is gone, or of a run that could not replace it."""
+    """What speaks of a driver that is gone, or of a run that could not replace it, or has."""
     paths = profile.paths
-    return (*paths.artifacts, *ready_names(profile), paths.state_file, paths.failure_note)
+    return (*paths.artifacts, *ready_names(profile), paths.state_file, paths.failure_note, paths.reload_request)
 
 
 def ready_names(profile: Profile) -> tuple[str, str]:

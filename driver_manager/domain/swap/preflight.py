@@ -69,7 +69,15 @@ def why_replace(situation: Situation) -> str:
     if situation.host.digest != situation.obs.digest:
         recorded, wanted, hint = differing(situation.host.digest, situation.obs.digest)
         return f"recorded digest {recorded} differs from the wanted {wanted}{hint}"
-    return ""
+    because = f": {situation.host.reload}" if situation.host.reload else ""
+    return f"a reload was requested to recover the driver{because}" if is_reload(situation) else ""
+
+
+def is_reload(situation: Situation) -> bool:
+    """True if the run is to load the same driver again, to recover its devices."""
+    host = situation.host
+    is_same = host.digest == situation.obs.digest and not places_us(situation)
+    return host.reload is not None and is_same and situation.profile.strategy is Strategy.IN_PLACE
 
 
 def is_owned_elsewhere(obs: Observation, *, take_over: bool) -> bool:

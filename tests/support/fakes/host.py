@@ -14,6 +14,7 @@ from driver_manager.domain import host_record
 from driver_manager.domain.baseline import Baseline, baseline_of_boot
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
+from driver_manager.domain.health.recovery import ReloadRequest, decode_reload_request, encode_reload_request
 from driver_manager.domain.host import (
     UNREAD,
     DriverSource,
@@ -100,6 +101,7 @@ class FakeHost:
     foreign_users: int = 0
     work: tuple[str, ...] = ()
     firmware_path: str = ""
+    loads: int = 0
 
     def __post_init__(self) -> None:
         self.slots = FakeSlots(self.killer)
@@ -158,6 +160,7 @@ class FakeHost:
                             del self.loaded[extra]
                         raise ModuleFailed(f"module {name} cannot be loaded from {source.root}", "Look at dmesg.")
                     self._refuse_leaving(name)
+                    self.loads += name == self.root and name not in self.loaded
                     self.loaded.setdefault(name, self._offered(source.root))
             if self.loaded[wanted.name] != wanted.version:
                 raise ModuleFailed(f"{wanted.name} is loaded in version {self.loaded[wanted.name]}", "Reboot.")
@@ -198,7 +201,18 @@ class FakeHost:
             return ProbeResult(health, f"{self.root} {version} is {health.value}", busy=self.work)
 
     def load_text(self) -> str:
-        return " ".join(sorted(self.loaded.values()))
+        return str(self.loads) if self.root in self.loaded else ""
+
+    def ask_for_reload(self, load: str = "", reason: str = "rbln0 is error", boot_id: str = "") -> None:
+        """As health-watch writes it, about the driver that is loaded unless another load is given."""
+        request = ReloadRequest(boot_id or self.boot_id, load or self.load_text(), reason)
+        self.files[self.profile.paths.reload_request] = encode_reload_request(request)
+
+    def _reload(self) -> str | None:
+        text = self.files.get(self.profile.paths.reload_request)
+        request = decode_reload_request(text) if text is not None else None
+        wanted = (self.boot_id, self.load_text())
+        return request.reason if request is not None and (request.boot_id, request.load) == wanted else None
 
     def baseline(self) -> Baseline | None:
         return baseline_of_boot(self.files.get(self.profile.paths.baseline, ""), self.boot_id)
@@ -313,6 +327,7 @@ class FakeHost:
 
     def put_driver(self, version: str, digest: str, *, peer: bool = True) -> None:
         """The driver is loaded, recorded and ready, as some earlier run left it."""
+        self.loads += self.root not in self.loaded
         self.loaded = dict.fromkeys([*self.needs.get(self.root, ()), self.root], version)
         if peer:
             self.loaded["rebellions_peer"] = version
@@ -390,6 +405,7 @@ class FakeHost:
                 firmware_path=self.firmware_path,
                 run_record=run,
                 left_records=left,
+                reload=self._reload(),
             )
 
     def _run_records(self) -> tuple[HostRecord, ...]:

@@ -34,6 +34,7 @@ NAMES: dict[str, Any] = {
     for name, value in vars(module).items()
     if not name.startswith("_")
 } | {
+    "ASCEND_LOADED": ASCEND_LOADED,
     "CONTAINER": CONTAINER,
     "MANAGER": MANAGER,
     "NVIDIA": builders.PROFILES["nvidia"],

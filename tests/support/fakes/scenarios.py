@@ -211,6 +211,22 @@ def replace_after_a_failure() -> World:
     return world.given(stuck_users={})
 
 
+def reload_by_manager() -> World:
+    """The wanted driver is loaded, its devices are sick until it is loaded again, and that was asked for."""
+    world = _world(Loader.MANAGER)
+    world.host.put_driver("2.0", NEW_DIGEST, peer=False)
+    _record(world, NEW_ROOT, "2.0")
+    world.host.ask_for_reload()
+    return world
+
+
+def reload_by_container() -> World:
+    """As above, with the driver of a container."""
+    world = rebind()
+    world.host.ask_for_reload()
+    return world
+
+
 def replace_with_safe_load() -> World:
     """As by the manager, and an operator says when it is safe to load."""
     world = replace_by_manager().given(safe_load=True)
@@ -313,6 +329,8 @@ SCENARIOS: dict[str, Callable[[], World]] = {
         replace_after_completion,
         replace_once_the_device_is_let_go,
         replace_after_a_failure,
+        reload_by_manager,
+        reload_by_container,
         replace_with_safe_load,
         rebind,
         first_install_over_a_stale_root,

@@ -173,6 +173,18 @@ def test_a_device_in_service_is_compared_with_what_served(
     assert in_service(now, known, served).health is health
 
 
+@pytest.mark.parametrize(
+    ("served", "earlier", "health"),
+    [((ONE,), (ONE, TWO), BAD), ((ONE, TWO), (), BAD), ((ONE,), (ONE,), GOOD), ((), (), GOOD)],
+)
+def test_a_device_that_served_before_a_reload_counts_after_it(
+    served: tuple[str, ...], earlier: tuple[str, ...], health: Health
+) -> None:
+    known = replace(before("normal", "error"), is_reload=True)
+    assert in_service(sample("normal", "error"), known, served, earlier).health is health
+    assert baseline_of_boot(encode(known), "boot") == known
+
+
 def test_a_lost_device_is_listed_once_with_its_address() -> None:
     (lost,) = (one for one in in_service(LEFT, None, (ONE, TWO)).devices if one.is_lost)
     assert lost.address == TWO

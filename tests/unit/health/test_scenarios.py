@@ -371,6 +371,19 @@ def test_a_device_that_had_left_before_a_swap_is_not_missed_after_it() -> None:
     assert world.state == "healthy"
 
 
+@pytest.mark.parametrize("bad", [SICK, LEFT])
+def test_a_device_that_a_reload_did_not_recover_is_still_bad_after_it(bad: ProbeResult) -> None:
+    world = HealthWorld()
+    world.turns(BOTH, bad, bad, bad)
+    assert world.state == "wedged"
+    served = dict.fromkeys(bad.served, "x")
+    known = Baseline("boot-1", health=bad.health, devices=bad.devices, served=bad.served, functions=served)
+    world.baseline = replace(known, is_reload=True)
+    world.start_driver()
+    world.turns(bad, bad, bad)
+    assert world.state == "wedged"
+
+
 def test_a_device_that_was_bad_before_the_swap_counts_once_it_was_healthy() -> None:
     before = Baseline("boot-1", health=SICK.health, devices=SICK.devices, served=SICK.served)
     world = HealthWorld(baseline=before)
