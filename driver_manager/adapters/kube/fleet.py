@@ -516,7 +516,9 @@ class Informer:
                 if api is None:
                     api = KubeApi(self._connect(), self._clock, SilentReporter(), BUDGET_S)
                 if not self._version:
-                    self._version = self._list(api)
+                    found = listed(api, self.subject, self._read, self._turnstile)
+                    self._tell(found)
+                    self._version = found.version
                 self._watch(api)
             except Terminated:
                 raise
@@ -537,12 +539,6 @@ class Informer:
         # If a server stops, all its watches break together, so the first pause is random too.
         is_first = self._failed == 1 and not isinstance(error, ApiRefused)
         self._clock.sleep(self._clock.random() if is_first else pause_s(self._failed, error, self._clock.random()))
-
-    def _list(self, api: KubeApi) -> str:
-        """List all objects; the resourceVersion of the list. Raises as KubeApi, and WatchExpired."""
-        found = listed(api, self.subject, self._read, self._turnstile)
-        self._tell(found)
-        return found.version
 
     def _watch(self, api: KubeApi) -> None:
         """Watch until the server ends the watch. Raises as KubeApi, WatchExpired, WatchBroken."""

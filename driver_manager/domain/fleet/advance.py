@@ -74,14 +74,6 @@ class View(Struct, frozen=True):
         return several(standing.member.node.name for standing in self.by_place[place])
 
 
-def outlook(view: View, shown: Caption, pace: Pace) -> Outlook:
-    seen = view.seen
-    nodes = tuple(_node(standing, view) for standing in seen.standings)
-    return Outlook(
-        shown.phase, shown.reason, shown.message, seen.terms.target, seen.turn.current, nodes, seen.turn.waves, pace
-    )
-
-
 def _node(standing: NodeStatus, view: View) -> NodeView:
     member, verdict, blocked = standing.member, standing.verdict, view.seen.terms.fleet.blocked
     name, record = member.node.name, member.record
@@ -469,10 +461,13 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
         memory = replace(memory, node_s=float(round(paced.node_s)) if paced.node_s else memory.node_s)
         memory, passed = milestones(memory, view, shown)
         told = [*back, *announced, *passed]
+    nodes, turn = tuple(_node(standing, view) for standing in seen.standings), seen.turn
     return FleetDecision(
         acts=(*settled, *view.starts.acts, *told, *view.checks.acts) if fleet.daemon_set is not None else (),
         memory=memory,
-        outlook=outlook(view, shown, paced),
+        outlook=Outlook(
+            shown.phase, shown.reason, shown.message, seen.terms.target, turn.current, nodes, turn.waves, paced
+        ),
         again_s=_next(now_s, (*moments, *_waits(seen, shown.phase))),
     )
 
