@@ -101,8 +101,22 @@ static int load_firmware(void)
 }
 #endif
 
+/*
+ * A device that has gone bad: the flag is lost with the module, so a reload clears it, unless the device itself is
+ * broken. A broken one says so in a register that nothing else uses, which keeps its value until the machine is reset.
+ */
+static bool sick;
+module_param(sick, bool, 0644);
+MODULE_PARM_DESC(sick, "the device has gone bad");
+
+#define BROKEN 0xbd
+
 static int rebellions_probe(struct pci_dev *device, const struct pci_device_id *id)
 {
+	u8 state;
+
+	if (!pci_read_config_byte(device, PCI_INTERRUPT_LINE, &state) && state == BROKEN)
+		sick = true;
 	return pci_enable_device(device);
 }
 
