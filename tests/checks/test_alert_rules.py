@@ -50,6 +50,10 @@ def test_every_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_
     ("old", "new"),
     [
         ('state="wedged"} == 1', 'state="wedged"} == 0'),
+        ('state="needs-service"} == 1', 'state="needs-service"} == 0'),
+        ('{state="waiting"}', '{state=~"waiting|under-way"}'),
+        ("for: 30m", "for: 20m"),
+        ("for: 30m", "for: 1h"),
         ("driver_manager_node_held == 1", "driver_manager_node_held == 0"),
         ("failures_in_a_row >= 3", "failures_in_a_row >= 2"),
         ("[1h]) >= 3", "[1h]) >= 30"),

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -22,6 +24,9 @@ from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.notes import RunFiguresFile
 from driver_manager.domain.fleet.spec import PLURAL, NodeRecord, UpgradeState
 from driver_manager.domain.fleet.spec import encode_node_record as encode_record
+from driver_manager.domain.health.metrics import HealthReport, families
+from driver_manager.domain.health.watch import History, Recovery, RecoveryState
+from driver_manager.domain.metrics import exposition
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.reboot.state import Attempt, RebootRequest, Record, encode_reboot_record
@@ -60,7 +65,8 @@ def queries() -> list[tuple[str, str]]:
 
 
 def test_the_alerts_are_those_that_are_promised() -> None:
-    run = ("DriverWedged", "DriverNodeHeld", "DriverRunFailing", "DriverRebootWaiting", "DriverWatchDown")
+    run = {"DriverWedged", "DriverNodeHeld", "DriverRunFailing", "DriverRebootWaiting", "DriverWatchDown"}
+    run |= {"DriverNeedsService", "DriverRecoveryWaiting"}
     assert ALERTS.keys() == {*run, "RolloutHalted", "RolloutStuck", "RolloutSlow", "RolloutControllerDown"}
     assert only(render("rebellions", "metrics"), "PrometheusRule")["spec"] == RULES, "both files have the same"
 
@@ -188,9 +194,38 @@ def stuck_rollouts(folder: Path, port: int) -> Iterator[None]:
             controllers.stop()
 
 
+@contextlib.contextmanager
+def recoveries(**ports: int) -> Iterator[None]:
+    """For each state of a recovery the metrics of a node in it, on that port."""
+
+    def serve(name: str, port: int) -> ThreadingHTTPServer:
+        report = HealthReport(History(recovery=Recovery(state=RecoveryState[name])))
+        text = exposition(one for one in families(report) if "recovery" in one.name).encode()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_: object) -> None: ...
+
+        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+
+    with contextlib.ExitStack() as stack:
+        for server in (serve(*one) for one in ports.items()):
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            Thread(target=server.serve_forever).start()
+        yield
+
+
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A node on which all went wrong: wedged, held by a run that failed thrice, a reboot waits. And a stuck rollout."""
+    """A node on which all went wrong: wedged, held by a run that failed thrice, a reboot waits. And a stuck rollout.
+
+    Two more nodes have a recovery that waits, and one that has no step left.
+    """
     tool("prometheus")
     folder = tmp_path_factory.mktemp("scraped")
     tree, port = AscendTree(folder), free_port()
@@ -209,8 +244,14 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
             "gone": (free_port(), {"component": "driver-watch", "node": "node-2"}),
             "rollout": (status_port, at_work),
             "rollout-gone": (free_port(), at_work),
+            "waiting": (waiting := free_port(), {"node": "node-3"}),
+            "service": (service := free_port(), {"node": "node-4"}),
         }
-        with stuck_rollouts(folder, status_port), prometheus(folder, targets) as running:
+        with (
+            recoveries(WAITING=waiting, NEEDS_SERVICE=service),
+            stuck_rollouts(folder, status_port),
+            prometheus(folder, targets) as running,
+        ):
             wait_until(lambda: running.query('driver_manager_health_state{state="wedged"} == 1'), "the wedge", BOUND_S)
             window = Outage(time.time() - 12.5, 12.5, {OutagePart.UNLOAD: 2.0}, is_open=True)
             steps = {"unload modules": 2.0}

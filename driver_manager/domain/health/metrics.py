@@ -6,9 +6,14 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from driver_manager.domain.health.watch import HealthState, History
+from driver_manager.domain.health.watch import HealthState, History, RecoveryState
 from driver_manager.domain.host import Health, ProbeResult
 from driver_manager.domain.metrics import PREFIX, Family, by_label, counter, gauge
+from driver_manager.domain.profile import RecoveryStep
+
+STEPS = (RecoveryStep.RESET, RecoveryStep.RELOAD)
+NO_ATTEMPTS = {f"{step.value}.{outcome}": 0 for step in STEPS for outcome in ("healed", "failed")}
+"""The counts before the first attempt, with the outcomes of recovery.Outcome, which health-watch does not import."""
 
 
 class HealthReport(Struct, frozen=True):
@@ -40,6 +45,22 @@ def families(report: HealthReport) -> tuple[Family, ...]:
             "health_consecutive_failures", "Consecutive failed probes; unknown ones are not counted.", history.failures
         ),
         gauge("health_flapping", "Whether driver health is flapping.", history.is_flapping),
+        by_label(
+            "gauge",
+            "recovery_state",
+            "What is done about a wedge: 1 for the state it is in.",
+            "state",
+            {state.value: float(state is history.recovery.state) for state in RecoveryState},
+        ),
+        Family(
+            f"{PREFIX}recovery_attempts_total",
+            "counter",
+            "Steps that were tried to end a wedge, on this node. Reboots are in reboots_total.",
+            tuple(
+                ({"step": name.partition(".")[0], "outcome": name.partition(".")[2]}, float(count))
+                for name, count in (NO_ATTEMPTS | dict(history.recovery.counts)).items()
+            ),
+        ),
         Family(
             f"{PREFIX}device_health",
             "gauge",

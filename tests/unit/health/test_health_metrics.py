@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from driver_manager.adapters.report.http import Endpoint, Heartbeat
 from driver_manager.adapters.report.publish import ReadyFile, ServiceNotifier, Textfile
-from driver_manager.domain.health.metrics import HealthReport, families
-from driver_manager.domain.health.watch import HealthState, History
+from driver_manager.domain.health.metrics import NO_ATTEMPTS, HealthReport, families
+from driver_manager.domain.health.recovery import LIMITS, Outcome
+from driver_manager.domain.health.watch import HealthState, History, Recovery, RecoveryState
 from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.text import shown
@@ -26,7 +27,12 @@ DEVICES = (
     DeviceVerdict("npu 1 chip 0", Health.UNHEALTHY, "Critical", "0000:01:00.0"),
 )
 REPORT = HealthReport(
-    History(HealthState.SUSPECT, failures=2, is_flapping=True),
+    History(
+        HealthState.SUSPECT,
+        failures=2,
+        is_flapping=True,
+        recovery=Recovery("reload", RecoveryState.WAITING, counts={"reset.failed": 2}),
+    ),
     ProbeResult(Health.UNHEALTHY, "npu 1 chip 0 is Critical", DEVICES),
     probe_s=0.25,
     last_success_wall_s=1_700_000_000.5,
@@ -55,6 +61,11 @@ def test_every_figure_of_a_report_is_there() -> None:
         },
         "health_consecutive_failures": 2,
         "health_flapping": 1,
+        **{f"recovery_state {state.value}": float(state is RecoveryState.WAITING) for state in RecoveryState},
+        "recovery_attempts_total failed reset": 2,
+        "recovery_attempts_total healed reset": 0,
+        "recovery_attempts_total failed reload": 0,
+        "recovery_attempts_total healed reload": 0,
         "probe_duration_seconds": 0.25,
         "probe_last_success_timestamp_seconds": 1_700_000_000.5,
         "probe_samples_total healthy": 7,
@@ -64,6 +75,12 @@ def test_every_figure_of_a_report_is_there() -> None:
         "probe_stuck": 1,
         "watch_last_turn_timestamp_seconds": 1_700_000_060,
     }
+
+
+def test_every_step_with_a_limit_has_all_its_outcomes_from_the_start() -> None:
+    assert NO_ATTEMPTS.keys() == {f"{step.value}.{outcome.value}" for step in LIMITS for outcome in Outcome}
+    text = exposition(families(HealthReport(History(recovery=Recovery(counts={"reboot.healed": 1})))))
+    assert read(text)["recovery_attempts_total healed reboot"] == 1
 
 
 @given(st.text(max_size=20))
