@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import yaml
 
-from driver_manager.domain.profile import NodeKeys, Profile, Strategy
+from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.profiles import builtin
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, Json
 
@@ -21,14 +21,17 @@ LABELS = {
     "rollout": ("upgrade_state",),
 }
 ANNOTATIONS = {
-    "node": ("journal", "cordon", "last_outcome", "generation", "upgrade_requested", "safe_load"),
+    "node": (
+        *("journal", "cordon", "last_outcome", "generation", "upgrade_requested", "safe_load"),
+        *("recovery", "approve_recovery"),
+    ),
     "rebooter": ("cordon", "approve_reboot", "pre_reboot_boot_id", "reboot_in_progress"),
     "rollout": ("rollout", "approve_reboot", "upgrade_requested"),
 }
 """The keys that each role writes, by the fields of NodeKeys. Runs also write deploy labels."""
 
-WRITTEN_BY_OTHERS = ("upgrade_enabled", "skip", "mute_until", "reboot_slots")
-"""Operators and people write these; the last is an annotation of a Lease."""
+WRITTEN_BY_OTHERS = ("upgrade_enabled", "skip", "mute_until", "reboot_slots", "recovery_slots")
+"""Operators and people write these; the last two are annotations of Leases."""
 
 RESERVED = ("journal", "rollout", "pre_reboot_boot_id", "reboot_in_progress")
 """Journal, record of a rollout and grant.
@@ -79,7 +82,7 @@ def patches(vendor: str, profile: Profile) -> list[Json]:
     accounts = [
         f"{vendor}-driver",
         f"{vendor}-driver-rollout",
-        *([f"{vendor}-driver-rebooter"] if profile.strategy is Strategy.REBOOT else []),
+        *([f"{vendor}-driver-rebooter"] if has_rebooter(vendor) else []),
     ]
     subjects = [{"kind": "ServiceAccount", "name": name, "namespace": profile.namespace} for name in accounts]
     # In any namespace, with any prefix: an account that only has such a name is restricted, and gains nothing.
@@ -97,6 +100,10 @@ def patches(vendor: str, profile: Profile) -> list[Json]:
             "subjects": subjects,
         },
     ]
+
+
+def has_rebooter(vendor: str) -> bool:
+    return (DEPLOY / "overlays" / vendor / "rebooter.yaml").is_file()
 
 
 def _patch(kind: str, name: str, **spec: object) -> Json:

@@ -19,6 +19,7 @@ import click
 import yaml
 
 from driver_manager.cli.main import cli
+from driver_manager.domain.profile import RecoveryStep
 from driver_manager.profiles import builtin
 from scripts.releasing import kustomize, layers
 from scripts.releasing.conditions import ALWAYS, REQUIRES, When
@@ -29,8 +30,8 @@ CHART = CHECKOUT / "deploy/charts/driver-manager"
 HEADER = "{{- /* Made from deploy/ by scripts/chart. */ -}}\n"
 
 OPTIONAL = (
-    *("rebooter-eviction", "safe-load", "clients", "node-condition", "metrics", "openshift", "openshift-rebooter"),
-    *("resource-quota", "network-policy", "rollout", "openshift-rollout", "admission-policy"),
+    *("rebooter-eviction", "safe-load", "clients", "recovery", "node-condition", "metrics", "openshift"),
+    *("openshift-rebooter", "resource-quota", "network-policy", "rollout", "openshift-rollout", "admission-policy"),
 )
 """The components that no overlay has, in the order in which they are applied."""
 
@@ -78,7 +79,10 @@ def offered() -> dict[str, dict[str, bool]]:
         found[vendor] = {Path(name).name: True for name in body["components"]}
         for component in OPTIONAL:
             needs_reboots = "rebooter" in REQUIRES.get(component, ())
-            lacks = component == "safe-load" and not builtin()[vendor].keys.safe_load
+            profile = builtin()[vendor]
+            lacks = (component == "safe-load" and not profile.keys.safe_load) or (
+                component == "recovery" and not set(profile.recovery) - {RecoveryStep.REBOOT}
+            )
             if not lacks and (found[vendor].get("rebooter") or not needs_reboots):
                 found[vendor][component] = False
     return found

@@ -133,6 +133,10 @@ def test_a_change_in_deploy_shows_as_drift(tmp_path: Path, monkeypatch: pytest.M
         ("nvidia", switched(rebooter=True), "rebooter.enabled: vendor nvidia has no rebooter"),
         ("ascend", switched(rebooter=False, rebooter_eviction=True), "rebooterEviction.enabled needs rebooter"),
         ("nvidia", {"clients": {"selector": "a=b"}}, "clients.selector needs clients.enabled"),
+        ("nvidia", {"recovery": {"auto": ["reload"]}}, "recovery.auto needs recovery.enabled"),
+        ("nvidia", {"recovery": {"enabled": True, "auto": ["restart"]}}, "at '/recovery/auto/0': value must be one of"),
+        ("nvidia", {"recovery": {"enabled": True, "auto": "reset"}}, "at '/recovery/auto': got string, want array"),
+        ("ascend", switched(recovery=True), "recovery.enabled: vendor ascend has no recovery"),
         ("nvidia", {"driver": {"image": {"repository": "r/d"}}}, "driver.image.tag: say which version"),
         (
             "nvidia",
@@ -196,6 +200,33 @@ def test_values_reach_what_they_are_about(helm: Helm) -> None:
     assert (controller["replicas"], values["volumes"][0] in controller["template"]["spec"]["volumes"]) == (3, True)
 
 
+CONSENTS = {"NPU_POD_EVICTION_FORCE": "true", "LOG_LEVEL": "debug"}
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({}, ("", "false")),
+        ({"recovery": {"enabled": True, "auto": ["reset", "reload"]}}, ("reset,reload", "false")),
+        ({"manager": {"env": CONSENTS}}, ("", "true")),
+    ],
+    ids=str,
+)
+def test_health_watch_has_the_steps_without_approval_and_the_consents_of_the_run(
+    helm: Helm, values: Json, wanted: tuple[str, str]
+) -> None:
+    objects = helm.render({"vendor": "nvidia", **switched(recovery=True), **values}, "x")
+    (watch,) = [
+        one
+        for one in only(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+        if one["name"] == "health-watch"
+    ]
+    env = {one["name"]: one.get("value", "") for one in watch["env"]}
+    assert len(env) == len(watch["env"])
+    assert (env["AUTO_RECOVER"], env["NPU_POD_EVICTION_FORCE"]) == wanted
+    assert "LOG_LEVEL" not in env
+
+
 def test_a_list_or_map_that_is_null_adds_nothing(helm: Helm) -> None:
     nothing = dict.fromkeys(("nodeSelector", "tolerations", "volumes", "imagePullSecrets"))
     plain, found = (helm.render({"vendor": "ascend", **more}, "x") for more in ({}, nothing))
@@ -232,7 +263,7 @@ def test_every_value_has_its_schema_and_a_comment_and_no_other_has() -> None:
         assert re.search(rf"^# .*\n{name}:", text, re.MULTILINE), f"{name} has no comment"
 
 
-@pytest.mark.parametrize("component", ["rebooter", "rebooter-eviction", "safe-load"])
+@pytest.mark.parametrize("component", ["rebooter", "rebooter-eviction", "safe-load", "recovery"])
 def test_the_values_name_the_vendors_of_a_component_that_not_all_have(component: str) -> None:
     text = (chart.CHART / "values.yaml").read_text()
     (comment,) = re.findall(rf"((?:^# .*\n)+){value_of(component)}:", text, re.MULTILINE)

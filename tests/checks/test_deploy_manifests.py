@@ -20,7 +20,7 @@ from driver_manager.adapters.report.http import parse_address
 from driver_manager.cli.main import cli
 from driver_manager.domain import settings
 from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION, read
-from driver_manager.domain.profile import Strategy
+from driver_manager.domain.profile import RecoveryStep, Strategy, parse_steps
 from driver_manager.profiles import builtin
 from scripts.releasing import chart, kustomize
 from scripts.releasing.kustomize import DEPLOY, EXAMPLES, OVERLAYS, ROLLOUTS, Json, only, render
@@ -38,6 +38,8 @@ DRIVERS = {"rebellions-driver": "rebellions", "nvidia-driver": "nvidia", "ascend
 """The examples of driver containers, with their overlays."""
 
 KERNEL = "6.1.0-18-amd64"
+RECOVERY_LEASE = "driver-manager-recovery"
+RECOVERING = [vendor for vendor, names in chart.offered().items() if "recovery" in names]
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
@@ -129,6 +131,7 @@ def writable(spec: Json, container: Json) -> list[str]:
 def test_each_container_can_write_what_it_writes_and_sees_the_rest_read_only(overlay: str) -> None:
     paths, checked = PROFILES[overlay].paths, set()
     kept = {paths.evidence, paths.client_record, paths.client_lock}
+    kept |= {paths.recovery_record, paths.reload_request} if overlay in RECOVERING else set()
     written = {
         "k8s-driver-manager": {paths.work_lock, paths.state_file, paths.load_record, *paths.artifacts, *kept},
         # The driver container loads while the watch runs, so the device nodes are younger than the watch.
@@ -214,7 +217,8 @@ def test_no_right_is_given_twice_or_by_a_star() -> None:
     for overlay, further in SETS + FLEETS:
         # The rebooter's own account may hold what the agent's holds too.
         given = [
-            ("rebooter" in role["name"], role.get("namespace", ""), *rest)
+            # components/recovery works without components/eviction, and has a part of its rights.
+            (re.findall("rebooter|recovery", role["name"]) != [], role.get("namespace", ""), *rest)
             for role, *rest in rights(render(overlay, *further))
         ]
         assert given
@@ -256,10 +260,12 @@ def test_only_a_driver_that_leaves_a_running_kernel_has_rights_over_pods(overlay
     [
         ("ascend", "ascend-driver-rebooter", LEASE),
         *((f"{one}/rollout", f"{one}-driver-rollout-lease", rollout_lease(one)) for one in OVERLAYS),
+        *((one, f"{one}-driver-recovery", RECOVERY_LEASE) for one in RECOVERING),
     ],
 )
 def test_the_lease_that_a_rule_names_is_the_one_that_is_used(folder: str, role: str, lease: str) -> None:
-    (rule,) = [one for one in only(render(folder), "Role", role)["rules"] if "resourceNames" in one]
+    objects = render(folder, *(("recovery",) if lease == RECOVERY_LEASE else ()))
+    (rule,) = [one for one in only(objects, "Role", role)["rules"] if "resourceNames" in one]
     assert rule["resourceNames"] == [lease]
 
 
@@ -333,6 +339,29 @@ def test_the_clients_component_brings_one_selector_its_rights_and_no_consent(ove
     binding = ("ClusterRoleBinding", f"{overlay}-driver-clients")
     assert new.keys() == {("ClusterRole", f"{overlay}-driver-clients"), binding}
     assert [one["name"] for one in new[binding]["subjects"]] == [template["spec"]["serviceAccountName"]]
+
+
+@each_overlay
+def test_health_watch_has_the_consents_of_the_run(overlay: str) -> None:
+    by_name = containers_of(driver_pod(render(overlay)))
+    run, watch = (
+        {name: value for name, value in env(by_name[one]).items() if "NPU_POD_EVICTION" in name}
+        for one in ("k8s-driver-manager", "health-watch")
+    )
+    assert watch == run
+    assert bool(run) is (PROFILES[overlay].strategy is Strategy.IN_PLACE)
+
+
+@each_overlay
+def test_the_recovery_component_is_for_profiles_with_more_than_a_reboot_and_brings_no_consent(overlay: str) -> None:
+    assert (overlay in RECOVERING) is any(step is not RecoveryStep.REBOOT for step in PROFILES[overlay].recovery)
+    before, after = render(overlay), render(overlay, "recovery")
+    own, other = (containers_of(driver_pod(objects))["health-watch"]["env"] for objects in (before, after))
+    namespace = {"fieldRef": {"fieldPath": "metadata.namespace"}}
+    wanted: list[Json] = [{"name": settings.AUTO_RECOVER.env, "value": ""}]
+    wanted += [{"name": settings.OPERATOR_NAMESPACE.env, "valueFrom": namespace}]
+    assert [one for one in other if one not in own] == wanted
+    assert parse_steps("") == frozenset()
 
 
 # The controller of rollouts.

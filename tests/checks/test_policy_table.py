@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.profile import NodeKeys, Strategy
+from driver_manager.domain.profile import NodeKeys
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.apiserver import apply_merge_patch
 from scripts.releasing import admission
@@ -95,6 +95,10 @@ def honest() -> Iterator[tuple[str, str, Sender, Change]]:
         yield vendor, "a wedge", run, shown
         yield vendor, "the first condition", run, conditions(READY, {"type": keys.condition, "status": "True"})
         yield vendor, "clients were restarted", run, note(keys.generation)
+        begun = joined(note(keys.recovery), note(keys.approve_recovery, None))
+        yield vendor, "a recovery begins", run, begun
+        yield vendor, "a recovery is over", run, joined(note(keys.recovery, None), note(keys.approve_recovery, None))
+        yield vendor, "a recovery is approved", ADMIN, note(keys.approve_recovery)
         if keys.upgrade_requested:
             consumer = account(vendor, "driver-rollout", "")
             yield vendor, "the operator is asked", run, note(keys.upgrade_requested)
@@ -103,7 +107,7 @@ def honest() -> Iterator[tuple[str, str, Sender, Change]]:
             yield vendor, "safe load", run, note(keys.safe_load)
         rollout = account(vendor, "driver-rollout", OTHER)
         yield vendor, "the rollout on another node", rollout, joined(label(keys.upgrade_state), note(keys.rollout))
-        if PROFILES[vendor].strategy is Strategy.REBOOT:
+        if admission.has_rebooter(vendor):
             rebooter = account(vendor, "driver-rebooter")
             wish = joined(label(keys.reboot_required), label(keys.upgrade_state), label(keys.state))
             asked = joined(note(keys.pre_reboot_boot_id), note(keys.reboot_in_progress))
@@ -162,6 +166,10 @@ def forged() -> Iterator[tuple[str, str, Sender, Change, str]]:
         yield vendor, "the rollout and a switch", rollout, switch, "labels"
         yield vendor, "a run and KMM", run, label("kmm.node.kubernetes.io/version-module.a.b"), "labels"
         yield vendor, "the rebooter and a journal", rebooter, note(keys.journal), "annotations: "
+        for sender in (rebooter, rollout):
+            for key in (keys.recovery, keys.approve_recovery):
+                yield vendor, f"{sender.name} and {key}", sender, note(key), "annotations: "
+        yield vendor, "a run and the slots of a Lease", run, note(keys.recovery_slots), "annotations: "
         yield vendor, "a run and the rollout's record", run, note(keys.rollout), "annotations: "
         yield vendor, "a run and the mute", run, note(keys.mute_until), "annotations: "
         other = OVERLAYS[OVERLAYS.index(vendor) - 1]

@@ -19,13 +19,13 @@ ROUND = ("openshift", "resource-quota", "network-policy")
 
 SETS = [
     *((overlay, ()) for overlay in OVERLAYS),
-    ("rebellions", ("safe-load", "metrics", *ROUND)),
-    ("nvidia", ("safe-load", "metrics", *ROUND)),
+    ("rebellions", ("safe-load", "recovery", "metrics", *ROUND)),
+    ("nvidia", ("safe-load", "recovery", "metrics", *ROUND)),
     *(
         (one, ("rebooter-eviction", "clients", "node-condition", "metrics", "openshift-rebooter", *ROUND))
         for one in ("amd", "ascend")
     ),
-    *((one, ("node-condition", "metrics", *ROUND)) for one in ("furiosa", "gaudi", "tenstorrent")),
+    *((one, ("recovery", "node-condition", "metrics", *ROUND)) for one in ("furiosa", "gaudi", "tenstorrent")),
 ]
 FLEETS: list[tuple[str, tuple[str, ...]]] = [
     *((name, ()) for name in ROLLOUTS),

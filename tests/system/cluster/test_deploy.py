@@ -20,7 +20,7 @@ import pytest
 from driver_manager.domain.profile import Strategy
 from driver_manager.profiles import builtin
 from scripts.releasing import kustomize
-from scripts.releasing.chart import CHART
+from scripts.releasing.chart import CHART, offered
 from scripts.releasing.kustomize import OVERLAYS, only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, refusal, wait_until
 from tests.support.control_plane.kubelet import NodeFactory, create_operands
@@ -32,6 +32,7 @@ from tests.support.control_plane.workloads import Shape, WorkloadsFactory
 from tests.support.deploy.apply import Right, applied, apply, may, path_of, rights_of, rules_of
 from tests.support.deploy.helm import Helm, HelmError, started
 from tests.support.deploy.meaning import canonical, selectors
+from tests.support.deploy.rights import BOUND_KINDS
 
 NVIDIA = "gpu-operator"
 VALUES: Json = {"vendor": "nvidia", "networkPolicy": {"enabled": True}, "resourceQuota": {"enabled": True}}
@@ -247,7 +248,11 @@ def by_kustomize(vendor: str, namespace: str, folder: Path) -> list[Json]:
         file.write_text(file.read_text().replace(builtin()[vendor].namespace, namespace))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kustomize, "DEPLOY", folder / "deploy")
-        return [*render(vendor, *AMID), *render(f"{vendor}/rollout", "openshift-rollout")]
+        return [*render(vendor, *AMID, *recovery_of(vendor)), *render(f"{vendor}/rollout", "openshift-rollout")]
+
+
+def recovery_of(vendor: str) -> list[str]:
+    return ["recovery"] if "recovery" in offered()[vendor] else []
 
 
 def chosen(one: Json) -> Iterator[str]:
@@ -269,7 +274,7 @@ def test_vendors_in_one_cluster_share_no_object_no_pod_and_no_right(
     made: dict[str, list[Json]] = {}
     for vendor, space in zip(VENDORS, (f"{tool}-{space}" for space in spaces), strict=True):
         apply(admin_api, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})
-        by_helm = {"vendor": vendor, **switches}
+        by_helm = {"vendor": vendor, **switches, **dict.fromkeys(recovery_of(vendor), ON)}
         found = by_kustomize(vendor, space, tmp_path) if tool == "kustomize" else helm.render(by_helm, space)
         made[vendor] = [one for one in found if not {one["kind"], one.get("roleRef", {}).get("name")} & {*NOT_SERVED}]
     every = [one for objects in made.values() for one in objects]
@@ -309,6 +314,46 @@ def named_rights(role: Json) -> Iterator[Right]:
     for group, resource, name, verb in rules_of(role):
         if name:
             yield role["metadata"]["namespace"], group, resource, name, verb
+
+
+VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+RECOVERY, REBOOTS = (("coordination.k8s.io", "leases", f"driver-manager-{name}") for name in ("recovery", "reboots"))
+CLAIMS = ("resource.k8s.io", "resourceclaims", "")
+OBJECTS = (
+    *(("", name, "") for name in ("nodes", "nodes/status", "pods", "pods/eviction", "pods/exec", "events", "secrets")),
+    *(("apps", "daemonsets", ""), RECOVERY, REBOOTS, CLAIMS),
+)
+ANYWHERE = {("get", *OBJECTS[0]), ("patch", *OBJECTS[0]), ("list", "", "pods", ""), ("list", *CLAIMS)}
+WAITS = {("watch", "", "pods", "")}
+"""The right of components/in-place."""
+
+SLOTS = {("get", *RECOVERY), ("patch", *RECOVERY), ("create", *RECOVERY), ("create", *REBOOTS)}
+"""What is created cannot be named in a rule."""
+
+ALLOWED = {
+    "recovering": ANYWHERE | WAITS | SLOTS | {("create", "", "pods/eviction", "")},
+    "default": ANYWHERE | WAITS | {("create", "", "events", "")},
+    "tenant": ANYWHERE | WAITS,
+}
+"""Verb, group, resource and name by namespace: the rights to recover a node, without components/eviction."""
+
+
+@pytest.mark.parametrize("tool", ["kustomize", "helm"])
+def test_an_account_that_recovers_its_node_has_exactly_the_rights_that_it_needs(
+    helm: Helm, admin_api: Api, tmp_path: Path, tool: str
+) -> None:
+    apply(admin_api, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "recovering"}})
+    values: Json = {"vendor": "rebellions", "recovery": ON, "eviction": {"enabled": False}}
+    made = (
+        by_kustomize("rebellions", "recovering", tmp_path) if tool == "kustomize" else helm.render(values, "recovering")
+    )
+    account = only(made, "ServiceAccount", "rebellions-driver")
+    bound = [one for one in made if one["kind"] in BOUND_KINDS and "eviction" not in one["metadata"]["name"]]
+    with applied(admin_api, [one for one in bound if "rollout" not in one["metadata"]["name"]]):
+        rights = list(itertools.product(VERBS, OBJECTS))
+        for namespace, allowed in ALLOWED.items():
+            found = {(verb, *what) for verb, what in rights if may(admin_api, account, (namespace, *what, verb))}
+            assert found == allowed, namespace
 
 
 NEW = "2.0.1"

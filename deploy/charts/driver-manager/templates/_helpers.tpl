@@ -40,6 +40,24 @@ Whether a component is there: (list . "metrics"). By its value, and where that i
 {{- end }}
 {{- end }}
 
+{{- /*
+The variables of a container that it shares with another one: (list . CONTAINER). Which steps of a recovery need no approval,
+and for the check before a reload the consents of the run.
+*/ -}}
+{{- define "driver-manager.shared" -}}
+{{- $root := index . 0 }}
+{{- $container := index . 1 }}
+{{- $found := dict }}
+{{- range $container.env }}
+{{- if and (eq .name "AUTO_RECOVER") $root.Values.recovery.auto }}
+{{- $_ := set $found .name (join "," $root.Values.recovery.auto) }}
+{{- else if and (eq $container.name "health-watch") (contains "NPU_POD_EVICTION" .name) (hasKey $root.Values.manager.env .name) }}
+{{- $_ := set $found .name (index $root.Values.manager.env .name) }}
+{{- end }}
+{{- end }}
+{{- toYaml $found }}
+{{- end }}
+
 {{- /* A workload with what the values say of its pod and its containers: (list . "driver-manager.driver"). */ -}}
 {{- define "driver-manager.finished" -}}
 {{- $root := index . 0 }}
@@ -61,8 +79,9 @@ Whether a component is there: (list . "metrics"). By its value, and where that i
 {{- $own := index $root.Values (index $table.containers $container.name) }}
 {{- if ne $container.name "driver" }}{{ $_ := set $container "imagePullPolicy" $root.Values.image.pullPolicy }}{{ end }}
 {{- $env := list }}
-{{- range $container.env }}{{ if not (hasKey $own.env .name) }}{{ $env = append $env . }}{{ end }}{{ end }}
-{{- range $name, $value := $own.env }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
+{{- $given := include "driver-manager.shared" (list $root $container) | fromYaml | merge (deepCopy $own.env) }}
+{{- range $container.env }}{{ if not (hasKey $given .name) }}{{ $env = append $env . }}{{ end }}{{ end }}
+{{- range $name, $value := $given }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
 {{- $_ := set $container "env" $env }}
 {{- with $own.resources }}{{ $_ := set $container "resources" . }}{{ end }}
 {{- with $own.volumeMounts }}{{ $_ := set $container "volumeMounts" (concat ($container.volumeMounts | default list) .) }}{{ end }}
@@ -75,6 +94,9 @@ Whether a component is there: (list . "metrics"). By its value, and where that i
 {{- with $root.Values.clients.selector }}
 {{- if not (include "driver-manager.has" (list $root "clients")) }}{{ fail "clients.selector needs clients.enabled" }}{{ end }}
 {{- $_ := set $template.metadata.annotations "client-selector" . }}
+{{- end }}
+{{- if and $root.Values.recovery.auto (not (include "driver-manager.has" (list $root "recovery"))) }}
+{{- fail "recovery.auto needs recovery.enabled" }}
 {{- end }}
 {{- with $own.configDigest }}{{ $_ := set $template.metadata.annotations "driver-config-digest" . }}{{ end }}
 {{- end }}

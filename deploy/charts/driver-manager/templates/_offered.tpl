@@ -31,6 +31,7 @@ offered:
     in-place: true
     eviction: true
     clients: false
+    recovery: false
     node-condition: false
     metrics: false
     openshift: false
@@ -43,6 +44,7 @@ offered:
     in-place: true
     eviction: true
     clients: false
+    recovery: false
     node-condition: false
     metrics: false
     openshift: false
@@ -56,6 +58,7 @@ offered:
     eviction: true
     safe-load: false
     clients: false
+    recovery: false
     node-condition: false
     metrics: false
     openshift: false
@@ -69,6 +72,7 @@ offered:
     eviction: true
     safe-load: false
     clients: false
+    recovery: false
     node-condition: false
     metrics: false
     openshift: false
@@ -81,6 +85,7 @@ offered:
     in-place: true
     eviction: true
     clients: false
+    recovery: false
     node-condition: false
     metrics: false
     openshift: false
