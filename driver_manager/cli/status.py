@@ -35,7 +35,7 @@ from driver_manager.domain.health.watch import HealthState, History, compared, d
 from driver_manager.domain.host import PREVIOUS, Holder, Host, ProbeResult, StagedSlot, StagedSlots
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import Node
-from driver_manager.domain.node_state import LastOutcome, decode_generation
+from driver_manager.domain.node_state import NO_RECOVERY, LastOutcome, Recovery, RecoveryState, decode_generation
 from driver_manager.domain.observation import Loader, Mode, Observation, ObservedPart, Policy
 from driver_manager.domain.outage import words
 from driver_manager.domain.pci import PciFunction
@@ -47,7 +47,15 @@ from driver_manager.domain.profile import Profile, unload_order
 from driver_manager.domain.reboot.decision import is_approved
 from driver_manager.domain.reboot.state import Record
 from driver_manager.domain.settings import Values
-from driver_manager.domain.status import NOTES, DeviceHealth, StatusFacts, attention, headline
+from driver_manager.domain.status import (
+    NOTES,
+    DeviceHealth,
+    StatusFacts,
+    approval_command,
+    attention,
+    headline,
+    recovery_text,
+)
 from driver_manager.domain.swap.node_patches import has_managers_cordon, has_rebooters_cordon
 from driver_manager.domain.swap.steps import Plan, as_json
 from driver_manager.domain.text import in_words
@@ -193,6 +201,7 @@ def _health_facts(session: Session, obs: Observation, *, probes: bool) -> Device
             sampled_s=marks.touched_s(),
             devices=history.devices,
             has_stuck_probe=history.stuck is not None,
+            recovery=history.recovery,
         )
     return _probed(session, seen, history) if probes else seen
 
@@ -250,6 +259,26 @@ def _devices(host: Host | None, health: DeviceHealth) -> list[Json]:
         return found
     unjudged = [address for address in host.pci_devices if address not in judged]
     return found + [{"name": "", "address": address, "health": None, "reason": ""} for address in unjudged]
+
+
+def _recovery(facts: StatusFacts) -> Json | None:
+    """The JSON form; None if the profile has no steps and none is shown."""
+    found, key = facts.recovery, facts.profile.keys.approve_recovery
+    if not facts.profile.recovery and found == NO_RECOVERY:
+        return None
+    return {
+        "state": found.state.value,
+        "step": found.step or None,
+        "reason": found.reason,
+        "since": written_moment(found.since_s or None),
+        "approved": facts.obs.node.annotations.get(key),
+        "approve": approval_command(facts) or None,
+        "attempts": [
+            dict(zip(("step", "outcome", "count"), (*name.split(".", 1), count), strict=True))
+            for name, count in sorted(found.counts.items())
+            if "." in name
+        ],
+    }
 
 
 def _last_run(outcome: LastOutcome | None) -> Json | None:
@@ -412,6 +441,7 @@ def status_text(body: Json, now_s: float) -> str:
     parts = [
         ("attention", _attention(body["attention"], body["why"])),
         ("devices", _devices_text(body["health"], now_s)),
+        ("recovery", _recovery_text(body["recovery"], once)),
         ("last run", _last_run_text(body["lastRun"], now_s, once)),
         ("journal", [_journal_text(body["journal"], now_s, once)]),
         ("node", [f"{body['node']} (profile {body['profile']}, mode {body['mode']}), cordon: {cordon}"]),
@@ -465,6 +495,18 @@ def _watch(health: Json, now_s: float) -> str:
     state = f" {health['state']}{since}" if health["state"] else ""
     reason = f": {health['reason']}" if health["reason"] else ""
     return f"({health['source']}{state}{reason}{sampled})"
+
+
+def _recovery_text(recovery: Json | None, once: Once) -> list[str]:
+    """The steps that were tried, and what is done now; empty without either."""
+    if recovery is None:
+        return []
+    approved = f"approved: {recovery['approved']}" if recovery["approved"] else ""
+    tried = ", ".join(f"{one['count']} {one['step']} {one['outcome']}" for one in recovery["attempts"])
+    now = recovery_text(Recovery(recovery["step"] or "", RecoveryState(recovery["state"]), recovery["reason"]))
+    return [
+        one for one in (once(now) if now else "", approved, f"attempts on this host: {tried}" if tried else "") if one
+    ]
 
 
 def _last_run_text(run: Json | None, now_s: float, once: Once) -> list[str]:
@@ -604,6 +646,7 @@ def status_command(*, probe: bool, is_of_all: bool, output: str, values: Values)
         "why": first.why,
         "attention": as_json(attention(facts, first)),
         "health": _health(facts),
+        "recovery": _recovery(facts),
         "lastRun": _last_run(facts.outcome),
         "node": obs.node.name,
         "profile": profile.name,

@@ -19,7 +19,7 @@ from driver_manager.domain.events import NEEDS_SERVICE
 from driver_manager.domain.host import Host
 from driver_manager.domain.node import MAX_LABEL_VALUE_CHARS, Condition, Node, NodeChange
 from driver_manager.domain.outage import Outage
-from driver_manager.domain.profile import NodeKeys, Profile
+from driver_manager.domain.profile import NodeKeys, Profile, RecoveryStep
 from driver_manager.domain.text import shortened, without_numbers, writable
 from driver_manager.domain.wire import (
     LAST_MOMENT_S,
@@ -151,6 +151,7 @@ NO_RECOVERY = Recovery()
 WAITS_FOR_APPROVAL = "waits for approval"
 """Begin of the reason of a step that nobody has approved yet."""
 
+_STEPS = frozenset({"", *(step.value for step in RecoveryStep)})
 NOTE_FORM = Form("the annotation of a recovery", Unreadable, "It is written again.", key="v", is_compact=True)
 
 
@@ -161,11 +162,15 @@ def encode_note(seen: Recovery) -> str:
 
 
 def decode_note(text: str) -> Recovery | None:
-    """The recovery that the annotation `text` shows, None if it cannot be read."""
+    """The recovery that the annotation `text` shows, None if it cannot be read or names no step of a recovery.
+
+    The step is in commands that `status` suggests, and other writers may change the annotation.
+    """
     try:
-        return NOTE_FORM.read(text).record(Recovery)
+        found = NOTE_FORM.read(text).record(Recovery)
     except Unreadable:
         return None
+    return found if found.step in _STEPS else None
 
 
 def recovery_on(node: Node, keys: NodeKeys) -> Recovery:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.domain import journal, node_state
 from driver_manager.domain.errors import ManagerError, Place, at_place
@@ -12,11 +13,18 @@ from driver_manager.domain.health.watch import HealthState, mute_on
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, Holder
 from driver_manager.domain.journal import JournalUnreadable, Owner
 from driver_manager.domain.node import Node, Pod, PodList
-from driver_manager.domain.node_state import LastOutcome, NodeState
+from driver_manager.domain.node_state import (
+    NO_RECOVERY,
+    WAITS_FOR_APPROVAL,
+    LastOutcome,
+    NodeState,
+    Recovery,
+    RecoveryState,
+)
 from driver_manager.domain.observation import Loader, Mode, Observation, ObservedPart
 from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.pods.workloads import placed_by, why_still_there
-from driver_manager.domain.profile import Profile, Strategy, driver_version, has_root
+from driver_manager.domain.profile import Profile, RecoveryStep, Strategy, driver_version, has_root
 from driver_manager.domain.reboot.decision import is_approved
 from driver_manager.domain.swap.node_patches import has_managers_cordon, paused_keys
 from driver_manager.domain.swap.steps import Decision, Plan
@@ -29,7 +37,7 @@ class DeviceHealth(Struct, frozen=True):
     """The health of the devices. `source` is `health-watch`, `probe`, or "" without any sample.
 
     `state` is the state that health-watch reports, None without it; `since_s` is its begin and `sampled_s` the time of
-    the last sample, both in seconds since the epoch, None if unknown.
+    the last sample, both in seconds since the epoch, None if unknown. `recovery` is as health-watch has recorded it.
     """
 
     source: str = ""
@@ -40,6 +48,7 @@ class DeviceHealth(Struct, frozen=True):
     has_stuck_probe: bool = False
     is_withdrawn: bool = False
     devices: tuple[DeviceVerdict, ...] = ()
+    recovery: Recovery = NO_RECOVERY
 
     @property
     def is_wedged(self) -> bool:
@@ -90,6 +99,15 @@ class StatusFacts(Struct, frozen=True):
         """True if the driver does not serve its devices. The host's report takes precedence over the Node."""
         is_shown = self.state is NodeState.WEDGED and self.health.state is None
         return self.health.is_wedged or is_shown
+
+    @property
+    def recovery(self) -> Recovery:
+        """The recovery by the host's record; by the Node without one, and where the rebooter has given up."""
+        recorded, shown = self.health.recovery, node_state.recovery_on(self.obs.node, self.profile.keys)
+        if self.health.state is not None and not self.is_wedged:
+            return recorded
+        is_newer = shown.state is RecoveryState.NEEDS_SERVICE or recorded.state is RecoveryState.NONE
+        return replace(shown, since_s=recorded.since_s, counts=recorded.counts) if is_newer else recorded
 
     @property
     def is_interrupted(self) -> bool:
@@ -149,6 +167,8 @@ def _reboot_required(facts: StatusFacts) -> Headline | None:
     if marker is not None and marker.reason == RECOVERY and facts.health.reason:
         why += f": {facts.health.reason}"
     waits = f"; {facts.reboot_waits_for}" if facts.reboot_waits_for else ""
+    if facts.recovery.state is RecoveryState.NEEDS_SERVICE:
+        waits = f"; {recovery_text(facts.recovery)}"
     written = written_time(marker.written_s) if marker is not None and marker.written_s else ""
     return Headline(NodeState.REBOOT_REQUIRED, why + waits, written or _since(facts, NodeState.REBOOT_REQUIRED))
 
@@ -159,7 +179,21 @@ def _wedged(facts: StatusFacts) -> Headline | None:
         return None
     reason = f": {health.reason}" if health.reason else ""
     since = written_time(health.since_s) if health.since_s is not None else ""
-    return Headline(NodeState.WEDGED, f"the driver does not serve its devices{reason}", since)
+    then = recovery_text(facts.recovery)
+    return Headline(
+        NodeState.WEDGED, f"the driver does not serve its devices{reason}{'; ' if then else ''}{then}", since
+    )
+
+
+def recovery_text(found: Recovery) -> str:
+    """What is done about a wedge, "" if nothing."""
+    words = {
+        RecoveryState.NONE: "",
+        RecoveryState.WAITING: f"next step {found.step}" if found.step else "the next step waits",
+        RecoveryState.UNDER_WAY: f"{found.step or 'recovery'} under way",
+        RecoveryState.NEEDS_SERVICE: "needs service",
+    }[found.state]
+    return f"{words}: {found.reason}" if words and found.reason else words
 
 
 def _failed_headline(facts: StatusFacts) -> Headline | None:
@@ -244,7 +278,11 @@ RESUME = (
     "Restart the driver pod: its init container continues from the journal. `driver-manager restore` releases the node "
     "as it is."
 )
-NOTES = frozenset({"paused", "cordon", "warning", "health-watch"})
+SERVICE = (
+    "Take the node out of service (kubectl drain), look at the evidence on the host and at the kernel log (dmesg), and "
+    "replace the device if it is faulty. A healthy sample, or a reboot by hand, ends this state."
+)
+NOTES = frozenset({"paused", "cordon", "warning", "health-watch", "recovery"})
 """Kinds that are notes. Every other kind is an error: a run has failed, or would fail."""
 
 ACCESS = (ObservedPart.CLUSTER, ObservedPart.NODE, ObservedPart.PODS, ObservedPart.HOST, ObservedPart.OWN_POD)
@@ -264,6 +302,7 @@ def attention(facts: StatusFacts, first: Headline) -> tuple[Attention, ...]:
         *_held(facts),
         *_reboot(facts, first),
         *_wedge(facts),
+        *_recovering(facts),
         *_failed(facts, first),
         *_operands(facts),
         *_digest(facts),
@@ -294,12 +333,16 @@ def _held(facts: StatusFacts) -> Iterator[Attention]:
 def _reboot(facts: StatusFacts, first: Headline) -> Iterator[Attention]:
     if first.state is not NodeState.REBOOT_REQUIRED:
         return
+    needs_service = facts.recovery.state is RecoveryState.NEEDS_SERVICE
+    yield Attention("reboot", first.why, SERVICE if needs_service else _reboot_remedy(facts))
+
+
+def _reboot_remedy(facts: StatusFacts) -> str:
     node, keys = facts.obs.node, facts.profile.keys
-    remedy = "Reboot the node."
     if keys.approve_reboot and not is_approved(node, keys) and keys.reboot_in_progress not in node.annotations:
         command = f"kubectl annotate node {node.name} {keys.approve_reboot}=true"
-        remedy = f"Approve the reboot ({command}), or reboot the node."
-    yield Attention("reboot", first.why, remedy)
+        return f"Approve the reboot ({command}), or reboot the node."
+    return "Reboot the node."
 
 
 def _wedge(facts: StatusFacts) -> Iterator[Attention]:
@@ -310,8 +353,40 @@ def _wedge(facts: StatusFacts) -> Iterator[Attention]:
     remedy = "Look at the kernel log (dmesg); " + (
         "a reboot resets the devices." if by_reboot else "restart the driver pod, and reboot the node if that fails."
     )
-    reason = f": {health.reason}" if health.reason else ""
-    yield Attention("wedge", f"health-watch found that the driver does not serve its devices{reason}", remedy)
+    reason, then = f": {health.reason}" if health.reason else "", recovery_text(facts.recovery)
+    what = f"health-watch found that the driver does not serve its devices{reason}{'; ' if then else ''}{then}"
+    yield Attention("wedge", what, _recovery_remedy(facts) or remedy)
+
+
+def _recovery_remedy(facts: StatusFacts) -> str:
+    """What to do about a wedge with a recovery, "" without one."""
+    found = facts.recovery
+    match found.state:
+        case RecoveryState.NONE:
+            return ""
+        case RecoveryState.NEEDS_SERVICE:
+            return SERVICE
+        case RecoveryState.UNDER_WAY:
+            return "No action needed: health-watch waits for the result."
+    if found.step == RecoveryStep.REBOOT.value:
+        return _reboot_remedy(facts)
+    command = approval_command(facts)
+    return f"Approve the {found.step} ({command})." if command else "No action needed: health-watch starts it then."
+
+
+def approval_command(facts: StatusFacts) -> str:
+    """The command that approves the next step of a recovery, "" if it needs none or has it."""
+    found, node, key = facts.recovery, facts.obs.node, facts.profile.keys.approve_recovery
+    is_asked = found.state is RecoveryState.WAITING and found.reason.startswith(WAITS_FOR_APPROVAL)
+    if not is_asked or not found.step or not key or node.annotations.get(key) == found.step:
+        return ""
+    return f"kubectl annotate node {node.name} {key}={found.step}"
+
+
+def _recovering(facts: StatusFacts) -> Iterator[Attention]:
+    """A step whose result is not known yet, although the driver serves."""
+    if facts.recovery.state is RecoveryState.UNDER_WAY and not facts.is_wedged:
+        yield Attention("recovery", recovery_text(facts.recovery))
 
 
 def _failed(facts: StatusFacts, first: Headline) -> Iterator[Attention]:
@@ -415,6 +490,7 @@ class NodeOverview(Struct, frozen=True):
 
     `reason` is why it is in that state. `remedy` is "" if there is nothing to do. `exit_code` is that of the last run.
     The names are those of the JSON form. `ready` is the Node's condition. `needs_attention`: a person has to act.
+    `recovery` is that of a wedge, with its step.
     """
 
     node: str
@@ -428,6 +504,8 @@ class NodeOverview(Struct, frozen=True):
     ready: bool
     cordoned: bool
     needs_attention: bool
+    recovery: RecoveryState | None
+    recovery_step: str | None
 
     @property
     def rank(self) -> tuple[object, ...]:
@@ -451,6 +529,7 @@ def overview(node: Node, profile: Profile, now_s: float) -> NodeOverview:
     worst = next((one for one in found if one.kind not in NOTES), None)
     begun_s = seconds_of(first.since)
     is_late = first.state is NodeState.UPGRADING and begun_s is not None and now_s - begun_s > LONG_S
+    recovery = facts.recovery
     problems = [*(["the Node is not Ready"] if node.is_ready is False else []), *(["it takes long"] if is_late else [])]
     return NodeOverview(
         node=node.name,
@@ -464,4 +543,6 @@ def overview(node: Node, profile: Profile, now_s: float) -> NodeOverview:
         ready=node.is_ready is not False,
         cordoned=node.unschedulable,
         needs_attention=worst is not None or bool(problems),
+        recovery=recovery.state if recovery.state is not RecoveryState.NONE else None,
+        recovery_step=recovery.step or None,
     )

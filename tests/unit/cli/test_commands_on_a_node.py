@@ -15,12 +15,15 @@ from driver_manager.cli.main import run
 from driver_manager.cli.session import _home
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.node_state import Recovery, RecoveryState, encode_note
 from driver_manager.domain.settings import Values
 from driver_manager.domain.text import spoken
+from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.scenarios import OLD_DIGEST
 from driver_manager.schemas import NAMES, schema
 from tests.support.fakes.builders import PLUGIN, PROFILE
 from tests.support.fakes.command_scenarios import blocks, desk_for, happen, played, script_of, state
+from tests.support.fakes.schemas import conforms
 
 TITLES = list(blocks())
 UPDATE = "read the new output, then run `python -m tests.support.fakes.command_scenarios`"
@@ -136,6 +139,42 @@ def test_status_shows_the_window_of_the_last_run(
     assert (shown["exitCode"], shown["window"]["seconds"]) == (0, 4.0)
     assert shown["window"]["parts"]["operands back"] == 0.031
     assert "window: 4.0 s" in capfd.readouterr().out
+
+
+def test_status_shows_the_recovery_of_a_wedge(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keys = PROFILE.keys
+    record = json.loads((Path(__file__).parents[1] / "golden/health-v1-recovery.json").read_text())
+    with desk_for("-", monkeypatch) as (desk, _):
+        desk.path(PROFILE.paths.health_record).write_text(json.dumps({**record, "bootId": desk.tree.boot_id}))
+        assert run(["status", "-o", "json"]) == ExitCode.DONE
+        shown = conforms("status", capfd.readouterr().out)
+        assert run(["status"]) == ExitCode.DONE
+        text = " ".join(capfd.readouterr().out.split())
+        desk.annotate(keys.recovery, encode_note(Recovery(state=RecoveryState.NEEDS_SERVICE, reason="nothing helped")))
+        assert run(["status", "-o", "json"]) == ExitCode.DONE
+        later = json.loads(capfd.readouterr().out)
+    waits = f"waits for approval: annotate the Node with {keys.approve_recovery}=reload"
+    command = f"kubectl annotate node {NODE} {keys.approve_recovery}=reload"
+    assert shown["recovery"] == {
+        "state": "waiting",
+        "step": "reload",
+        "reason": waits,
+        "since": "2026-01-02T03:04:05Z",
+        "approved": None,
+        "approve": command,
+        "attempts": [
+            {"step": "reload", "outcome": "healed", "count": 3},
+            {"step": "reset", "outcome": "failed", "count": 2},
+        ],
+    }
+    assert shown["why"].endswith(f"; next step reload: {waits}")
+    assert f"do: Approve the reload ({command})." in text
+    assert "recovery as above attempts on this host: 3 reload healed, 2 reset failed" in text
+    assert (later["recovery"]["state"], later["recovery"]["approve"]) == ("needs-service", None)
+    assert later["why"].endswith("; needs service: nothing helped")
+    assert later["recovery"]["attempts"] == shown["recovery"]["attempts"]
 
 
 EVICTING = ("ENABLE_NPU_POD_EVICTION", "ENABLE_AUTO_DRAIN", "EVICT_HOLDERS", "RESTART_CLIENTS")

@@ -37,6 +37,7 @@ DOCUMENTS: dict[str, tuple[Form, Callable[[str], Any]]] = {
     "last-outcome": (node_state.FORM, node_state.decode),
     "marker": (host.MARKER_FORM, host.decode_marker),
     "rebooter": (REBOOT_RECORD_FORM, decode_reboot_record),
+    "recovery-note": (node_state.NOTE_FORM, lambda text: node_state.NOTE_FORM.read(text).record(node_state.Recovery)),
     "slot": (host.STAGED_FORM, host.decode_staged),
     "slots": (SLOTS_FORM, decode_slots),
     "wish": (host.REBOOT_WISH_FORM, host.decode_reboot_wish),

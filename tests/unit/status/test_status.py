@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError, PreflightFailed
 from driver_manager.domain.health.watch import HealthState
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, Module
-from driver_manager.domain.node_state import LastOutcome, NodeState
+from driver_manager.domain.node_state import LastOutcome, NodeState, Recovery, RecoveryState
 from driver_manager.domain.observation import Observation, ObservedPart
 from driver_manager.domain.pci import PciBus
-from driver_manager.domain.status import STALE_S, Attention, DeviceHealth, StatusFacts, attention, headline
+from driver_manager.domain.status import STALE_S, Attention, DeviceHealth, StatusFacts, attention, headline, overview
 from driver_manager.domain.swap.steps import Decision, Plan
 from tests.support.fakes.builders import (
     ASCEND,
@@ -45,13 +46,26 @@ NO_JOURNAL = {ObservedPart.JOURNAL: ConfigError("the journal is garbage", "")}
 BETWEEN: dict[str, Any] = {"modules": {}, "digest": None}
 READY, FAILED, HELD, WEDGED = NodeState.READY, NodeState.FAILED, NodeState.HELD, NodeState.WEDGED
 UPGRADING, REBOOT = NodeState.UPGRADING, NodeState.REBOOT_REQUIRED
+KEYS = PROFILE.keys
+ASKS = f"waits for approval: annotate the Node with {KEYS.approve_recovery}=reset"
+IS_BAD = "the driver does not serve its devices"
 
 
 def shows(word: str, code: int = 0, what: str = "it was so", outcome: NodeState | None = None, **more: Any) -> Any:
     """A Node that shows this word, and this outcome of the last run."""
     keys = more.pop("profile", PROFILE).keys
     last = LastOutcome(outcome or NodeState(word), code, what, since=SINCE, ended=SINCE)
-    return node({keys.state: word}, annotations={keys.last_outcome: node_state.encode(last)})
+    notes = {keys.recovery: node_state.encode_note(more["recovery"])} if "recovery" in more else {}
+    return node({keys.state: word}, annotations={keys.last_outcome: node_state.encode(last), **notes})
+
+
+def recovery(state: RecoveryState, reason: str = "", step: str = "") -> Recovery:
+    return Recovery(step, state, reason)
+
+
+NO_STEP = recovery(RecoveryState.NEEDS_SERVICE, "reset did not help")
+WAITS = recovery(RecoveryState.WAITING, ASKS, "reset")
+UNDER_WAY = recovery(RecoveryState.UNDER_WAY, "1 of 3 healthy samples", "reset")
 
 
 RAN = shows("ready")
@@ -68,9 +82,10 @@ def seen(more: dict[str, Any] | None = None, **fields: Any) -> StatusFacts:
     return facts(observation(**{"digest": "ab12", **fields}), **(more or {}))
 
 
-def on_ascend(marker: Marker | None, **more: Any) -> StatusFacts:
+def on_ascend(marker: Marker | None, node: Any = None, **more: Any) -> StatusFacts:
     modules = {"drv_pcie_host": Module("drv_pcie_host", "25.2.0")}
-    return seen({"profile": ASCEND, **more}, host=host(marker=marker, modules=modules))
+    shown = {"node": node} if node is not None else {}
+    return seen({"profile": ASCEND, **more}, host=host(marker=marker, modules=modules), **shown)
 
 
 def upgrade_marker(reason: str = UPGRADE_REASON, boot: str = "boot-1") -> Marker:
@@ -116,6 +131,30 @@ TABLE: dict[str, tuple[StatusFacts, NodeState | None, str, str]] = {
     "a wedge, by health-watch's record": (
         seen({"health": WEDGE}, node=RAN),
         *(WEDGED, "2026-01-02T02:59:00Z", "the driver does not serve its devices: rbln0 is gone"),
+    ),
+    "a wedge that waits for approval": (
+        seen({"health": replace(WEDGE, recovery=WAITS)}, node=RAN),
+        *(WEDGED, "2026-01-02T02:59:00Z", f"{IS_BAD}: rbln0 is gone; next step reset: {ASKS}"),
+    ),
+    "a recovery, seen from a laptop": (
+        seen(host=None, node=shows("wedged", outcome=READY, recovery=UNDER_WAY)),
+        *(WEDGED, "", f"{IS_BAD}; reset under way: 1 of 3 healthy samples"),
+    ),
+    "a wedge without a step left": (
+        seen({"health": replace(WEDGE, recovery=NO_STEP)}, node=RAN),
+        *(WEDGED, "2026-01-02T02:59:00Z", f"{IS_BAD}: rbln0 is gone; needs service: reset did not help"),
+    ),
+    "a reboot that the rebooter has given up": (
+        on_ascend(
+            upgrade_marker(RECOVERY),
+            health=replace(WEDGE, recovery=recovery(RecoveryState.WAITING, "the rebooter takes over", "reboot")),
+            node=shows("reboot-required", 9, profile=ASCEND, recovery=NO_STEP),
+        ),
+        *(REBOOT, SINCE, f"{IS_BAD}, and only a reboot helps: rbln0 is gone; needs service: reset did not help"),
+    ),
+    "a recovery that is over, and the Node shows it still": (
+        seen({"health": WATCHED}, node=shows("ready", recovery=NO_STEP)),
+        *(READY, SINCE, "driver is current"),
     ),
     "a wedge, by the marker that is put aside": (
         seen({"health": DeviceHealth(is_withdrawn=True)}),
@@ -198,6 +237,43 @@ def test_the_remedy_of_a_run_is_that_of_a_pod_for_a_reader_elsewhere(word: str) 
     assert attention(found, headline(found))[0].remedy.startswith("Stop it; the next run tries again.")
 
 
+APPROVED = {KEYS.approve_recovery: "reset"}
+
+
+@pytest.mark.parametrize(
+    ("found", "notes", "remedy"),
+    [
+        (WAITS, {}, f"Approve the reset (kubectl annotate node node-1 {KEYS.approve_recovery}=reset)."),
+        (WAITS, {KEYS.approve_recovery: "reload"}, "Approve the reset"),
+        (WAITS, APPROVED, "No action needed"),
+        (replace(WAITS, reason="waits for users: ns/job"), {}, "No action needed"),
+        (replace(WAITS, step="reboot"), {}, f"Approve the reboot (kubectl annotate node node-1 {KEYS.approve_reboot}="),
+        (replace(WAITS, step="reboot"), {KEYS.approve_reboot: "true"}, "Reboot the node."),
+        (UNDER_WAY, {}, "No action needed"),
+        (NO_STEP, {}, "Take the node out of service"),
+        (Recovery(), {}, "Look at the kernel log"),
+        (replace(WAITS, step="$(reboot)"), {}, "Look at the kernel log"),
+    ],
+)
+def test_a_wedge_shows_what_its_recovery_waits_for(found: Recovery, notes: dict[str, str], remedy: str) -> None:
+    shown = node({KEYS.state: "wedged"}, annotations={KEYS.recovery: node_state.encode_note(found), **notes})
+    (one,) = (one for one in items(observation(host=None, node=shown)) if one.kind == "wedge")
+    assert one.remedy.startswith(remedy)
+    assert one.what.endswith(found.reason) or remedy.startswith("Look")
+    view = overview(shown, PROFILE, NOW_S)
+    assert (view.state, view.remedy) == (WEDGED, one.remedy)
+    is_shown = not remedy.startswith("Look")
+    assert (view.recovery, view.recovery_step) == ((found.state, found.step or None) if is_shown else (None, None))
+
+
+def test_a_step_whose_result_is_not_known_yet_is_noted_on_a_node_that_serves() -> None:
+    found = facts(health=replace(WATCHED, recovery=UNDER_WAY))
+    assert headline(found).state is READY
+    assert [(one.kind, one.what) for one in attention(found, headline(found))] == [
+        ("recovery", "reset under way: 1 of 3 healthy samples")
+    ]
+
+
 WORDS = st.none() | st.sampled_from([*(state.value for state in NodeState), "dancing"])
 ERRORS: st.SearchStrategy[dict[ObservedPart, ManagerError]] = st.dictionaries(
     st.sampled_from(ObservedPart), st.just(ConfigError("it cannot be read", "Mount it."))
@@ -212,7 +288,12 @@ ERRORS: st.SearchStrategy[dict[ObservedPart, ManagerError]] = st.dictionaries(
     is_here=st.booleans(),
     is_loaded=st.booleans(),
     marker=st.none() | st.sampled_from([upgrade_marker(), upgrade_marker(RECOVERY, "boot-0")]),
-    health=st.builds(DeviceHealth, state=st.none() | st.sampled_from(HealthState), is_withdrawn=st.booleans()),
+    health=st.builds(
+        DeviceHealth,
+        state=st.none() | st.sampled_from(HealthState),
+        is_withdrawn=st.booleans(),
+        recovery=st.builds(recovery, st.sampled_from(RecoveryState), step=st.sampled_from(["", "reset", "reboot"])),
+    ),
     missing=ERRORS,
     profile=st.sampled_from([PROFILE, ASCEND]),
 )
