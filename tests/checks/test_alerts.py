@@ -25,9 +25,9 @@ from driver_manager.adapters.host.notes import RunFiguresFile
 from driver_manager.domain.fleet.spec import PLURAL, NodeRecord, UpgradeState
 from driver_manager.domain.fleet.spec import encode_node_record as encode_record
 from driver_manager.domain.health.metrics import HealthReport, families
-from driver_manager.domain.health.watch import History, Recovery, RecoveryState
+from driver_manager.domain.health.watch import History
 from driver_manager.domain.metrics import exposition
-from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.node_state import NodeState, Recovery, RecoveryState
 from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.reboot.state import Attempt, RebootRequest, Record, encode_reboot_record
 from driver_manager.domain.run_report import RunReport

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from driver_manager.domain.health.watch import HealthState, History, RecoveryState
+from driver_manager.domain.health.watch import HealthState, History
 from driver_manager.domain.host import Health, ProbeResult
 from driver_manager.domain.metrics import PREFIX, Family, by_label, counter, gauge
+from driver_manager.domain.node_state import RecoveryState
 from driver_manager.domain.profile import RecoveryStep
 
 STEPS = (RecoveryStep.RESET, RecoveryStep.RELOAD)

@@ -15,9 +15,10 @@ from driver_manager.adapters.report.http import Endpoint, Heartbeat
 from driver_manager.adapters.report.publish import ReadyFile, ServiceNotifier, Textfile
 from driver_manager.domain.health.metrics import NO_ATTEMPTS, HealthReport, families
 from driver_manager.domain.health.recovery import LIMITS, Outcome
-from driver_manager.domain.health.watch import HealthState, History, Recovery, RecoveryState
+from driver_manager.domain.health.watch import HealthState, History
 from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.metrics import exposition
+from driver_manager.domain.node_state import Recovery, RecoveryState
 from driver_manager.domain.text import shown
 from tests.support.exposition import samples
 from tests.support.fakes.clock import FakeClock, RecordingReporter
