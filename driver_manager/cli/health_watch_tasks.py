@@ -21,7 +21,7 @@ from driver_manager.adapters.host.modules import driver_modules, driver_nodes
 from driver_manager.adapters.host.notes import HostClientNotes
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT, InPod
-from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.adapters.process.clock import LoopClock, SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.cli.lean import NodeWay
 from driver_manager.core.clients import ClientRestarter
@@ -113,7 +113,7 @@ def _recover(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     from driver_manager.core.recovery import NodeRecovery, RecoveryPolicy, RecoveryPorts  # noqa: PLC0415
 
     cluster, reporter = _cluster(document, log)
-    profile, clock, known = decode_profile(document["profile"]), SystemClock(), document["recovery"]
+    profile, clock, known = decode_profile(document["profile"]), LoopClock(), document["recovery"]
     clock.install()
     roots = HostRoots.from_document(document["roots"])
     rules = EvictionRules(
@@ -125,7 +125,7 @@ def _recover(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     ports = RecoveryPorts(
         cluster,
         lambda step: LeaseSlots(cluster.api, known["namespace"], profile.keys, step),
-        HostRecovery(roots, profile, clock, document["driver_root"]),
+        HostRecovery(roots, profile, clock, document["driver_root"], reporter.warn),
         NodeDrain(cluster, clock, reporter, profile, rules, spares_daemons=False),
         clock,
         reporter,

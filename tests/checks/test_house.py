@@ -22,7 +22,7 @@ TESTS = Path(__file__).parents[1]
 
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
-MODULES = 118
+MODULES = 121
 PACKAGE_LINES = 42_800
 TEST_LINES = 83_600
 

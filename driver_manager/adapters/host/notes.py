@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock, boot_id, changing, translated
@@ -71,6 +71,14 @@ class DriverFiles:
         self._modules = profile.modules
         self._lock = WorkLock(self._files, lock)
 
+    @contextmanager
+    def _locked(self) -> Generator[bool, None, None]:
+        """Hold the lock. Yields False if another process has it. Raises ConfigError."""
+        with contextlib.ExitStack() as stack:
+            with changing(self._lock.path):
+                is_alone = stack.enter_context(self._lock.alone(self._clock))
+            yield is_alone
+
 
 class HostClientNotes(DriverFiles):
     """See `driver_manager.core.ports.ClientNotes`."""
@@ -78,12 +86,8 @@ class HostClientNotes(DriverFiles):
     def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
         super().__init__(roots, profile, clock, profile.paths.client_lock)
 
-    @contextmanager
-    def alone(self) -> Generator[bool, None, None]:
-        with contextlib.ExitStack() as stack:
-            with changing(self._paths.client_lock):
-                is_alone = stack.enter_context(self._lock.alone(self._clock))
-            yield is_alone
+    def alone(self) -> AbstractContextManager[bool]:
+        return self._locked()
 
     def sighting(self) -> Sighting:
         with changing(self._paths.state_file):
@@ -104,7 +108,19 @@ class HostClientNotes(DriverFiles):
         self._files.write(self._paths.client_record, text, 0o600)
 
 
-# The reboot-required marker on the host.
+# Facts of this boot, and the reboot-required marker on the host.
+
+
+def uptime_s(roots: HostRoots) -> float:
+    """Seconds since boot, including suspension (proc(5), uptime). Raises ConfigError."""
+    path = roots.proc / "uptime"
+    try:
+        seconds = float(path.read_text().split()[0])
+        if not 0.0 <= seconds < math.inf:
+            raise ValueError(seconds)
+        return seconds
+    except (OSError, ValueError, IndexError) as error:
+        raise ConfigError(f"cannot read {path}", "Mount the host's /proc (PROC_ROOT).") from error
 
 
 def read_marker(files: HostFiles, path: str) -> tuple[Marker | None, str]:
@@ -151,7 +167,7 @@ class RebootFiles:
 
     def look(self) -> Snapshot:
         marker, problem = read_marker(self._files, self._marker)
-        return Snapshot(boot_id(self._roots), self._uptime_s(), marker, problem)
+        return Snapshot(boot_id(self._roots), uptime_s(self._roots), marker, problem)
 
     def record(self) -> Record:
         what = f"cannot read {self._record} on the host"
@@ -171,17 +187,6 @@ class RebootFiles:
             raise Conflict(f"another process has replaced {self._record}", "No action needed; it is retried.")
         self._files.write(self._record, encode_reboot_record(record))
         self._publish(record)
-
-    def _uptime_s(self) -> float:
-        """Seconds since boot, including suspension (proc(5), uptime). Raises ConfigError."""
-        path = self._roots.proc / "uptime"
-        try:
-            uptime_s = float(path.read_text().split()[0])
-            if not 0.0 <= uptime_s < math.inf:
-                raise ValueError(uptime_s)
-            return uptime_s
-        except (OSError, ValueError, IndexError) as error:
-            raise ConfigError(f"cannot read {path}", "Mount the host's /proc (PROC_ROOT).") from error
 
 
 # The figures of the runs of this boot, for the next run and for metrics.
