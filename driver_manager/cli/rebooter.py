@@ -63,6 +63,7 @@ class Wired(Struct, frozen=True):
 @with_options(
     settings.REBOOTER,
     settings.REBOOT_EVICTION,
+    settings.COMPLETION,
     settings.CLUSTER,
     settings.HOST,
     (settings.METRICS_TEXTFILE,),
@@ -89,6 +90,9 @@ def rebooter_command(*, dry_run: bool, values: Values) -> int:
         schedule=_schedule(values),
         cordon=values[settings.REBOOT_CORDON] or values[settings.REBOOT_EVICT],
         clear_workloads=values[settings.REBOOT_EVICT],
+        completion=session.selector(values, settings.WAIT_FOR_COMPLETION_SELECTOR),
+        completion_timeout_s=values[settings.WAIT_FOR_COMPLETION_TIMEOUT],
+        blocking=session.selector(values, settings.REBOOT_BLOCKING_PODS),
         grace_s=values[settings.REBOOT_GRACE],
         dry_run=dry_run,
     )
@@ -115,7 +119,7 @@ def _profile(values: Values, roots: HostRoots) -> Profile:
     if not (profile.paths.reboot_marker and profile.paths.rebooter_record and profile.keys.reboot_slots):
         raise ConfigError(
             f"profile {profile.name} never asks for a reboot",
-            "Run the rebooter only where the driver cannot be swapped in place.",
+            "Run the rebooter only where a change of the driver or the recovery of a device needs a reboot.",
         )
     problem = roots.files().why_not_writable(profile.paths.rebooter_record)
     if problem:

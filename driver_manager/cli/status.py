@@ -79,7 +79,7 @@ def reboot_facts(session: Session, node: Node, *, on_host: bool) -> Json | None:
     wall_s, window_s = session.clock.wall(), session.values[settings.REBOOT_ATTEMPTS_WINDOW]
     return {
         "required": keys.reboot_required in node.labels,
-        "approved": is_approved(node, keys),
+        "approved": is_approved(node, keys, record.announced.reason if record.announced else ""),
         "underWay": node.annotations.get(keys.reboot_in_progress),
         "preRebootBootId": node.annotations.get(keys.pre_reboot_boot_id),
         "waitsFor": record.reason,

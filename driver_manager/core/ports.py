@@ -313,8 +313,11 @@ class SlotStore(Protocol):
 
 
 class NodeDrainer(Protocol):
-    def blockers(self) -> tuple[str, ...]:
-        """What keeps the node from being cleared, each with its remedy; nothing is changed. Raises as Cluster."""
+    def blockers(self, known: PodList | None = None) -> tuple[str, ...]:
+        """What keeps the node from being cleared, each with its remedy; nothing is changed. Raises as Cluster.
+
+        `known` are the node's pods, read now if that is None.
+        """
 
     def clear(self) -> None:
         """Evict them and wait until they have left. Raises PodsRemain, and as Cluster."""

@@ -13,6 +13,7 @@ from driver_manager.core.ports import Cluster, NodeDrainer, RebootHost, SlotStor
 from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain import errors, events
 from driver_manager.domain.deadline import Deadline, around_s
+from driver_manager.domain.host import RECOVERY
 from driver_manager.domain.node import Node, NodeChange, PodList, is_this_host
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods.workloads import (
@@ -29,17 +30,19 @@ from driver_manager.domain.reboot.decision import (
     ENDS,
     RebootAct,
     RebootDecision,
+    approvals,
     cleaned,
     completed,
     decide,
     given_back,
     granted,
     how_long,
-    is_approved,
+    needs_service,
 )
 from driver_manager.domain.reboot.decision import request_labels as labels_of
 from driver_manager.domain.reboot.state import (
     Attempt,
+    CompletionWait,
     Pending,
     RebootPolicy,
     RebootState,
@@ -49,7 +52,8 @@ from driver_manager.domain.reboot.state import (
     Snapshot,
     event_key,
 )
-from driver_manager.domain.text import without_numbers
+from driver_manager.domain.selectors import Selector
+from driver_manager.domain.text import several, without_numbers
 
 MAX_ACTS = 40
 """Maximum acts in one round, more than any needs. After that, the next round begins after the interval."""
@@ -91,6 +95,7 @@ class Rebooter:
             RebootAct.WITHDRAW: self._withdraw,
             RebootAct.ANNOUNCE: self._announce,
             RebootAct.ESCALATE: self._escalate,
+            RebootAct.WAIT_FOR_PODS: self._wait_for_pods,
             RebootAct.RELEASE: self._release,
             RebootAct.TAKE_SLOT: self._take_slot,
             RebootAct.GRANT: self._grant,
@@ -149,15 +154,21 @@ class Rebooter:
                 case RebootAct.ASK_SLOTS:
                     state = replace(state, slots=self._ports.slots.read(self._policy.max_concurrent))
                 case RebootAct.ASK_BLOCKERS:
-                    state = replace(state, blockers=self._blockers())
+                    state = self._with_blockers(state)
                 case _:
                     return state, decision
 
-    def _blockers(self) -> tuple[str, ...]:
-        """The reasons why the node cannot be rebooted, read before the rebooter takes anything."""
-        workloads, no_way_in = self._ports.workloads, self._ports.host.why_no_way_in()
-        found = workloads.blockers() if workloads else ()
-        return (no_way_in, *found) if no_way_in else found
+    def _with_blockers(self, state: RebootState) -> RebootState:
+        """`state` with what keeps the node from its reboot, read before the rebooter takes anything."""
+        workloads, policy, no_way_in = self._ports.workloads, self._policy, self._ports.host.why_no_way_in()
+        found, completing = [no_way_in] if no_way_in else [], tuple[str, ...]()
+        if workloads is not None or policy.completion or policy.blocking:
+            known = self._ports.cluster.pods()
+            completing = _still_there(known, policy.completion)
+            if blocking := _still_there(known, policy.blocking):
+                found.append(f"pods that match {policy.blocking.text} are on the node: {several(blocking)}")
+            found += workloads.blockers(known) if workloads is not None else ()
+        return replace(state, blockers=tuple(found), completing=completing)
 
     def _observed(self) -> RebootState:
         host = self._ports.host
@@ -210,10 +221,20 @@ class Rebooter:
         self._keep(replace(record, announced_key=request.key))
 
     def _escalate(self, state: RebootState, reason: str) -> None:
-        request = state.request
-        if request is not None:
-            self._post(events.REBOOT_ESCALATED, reason, request.key, warning=True)
-            self._keep(replace(state.record, escalated=request.key))
+        node, request = state.node, state.request
+        if node is None or request is None:
+            return
+        self._post(events.REBOOT_ESCALATED, reason, request.key, warning=True)
+        if request.reason == RECOVERY:  # the reboot is the last step of a recovery
+            self._post(events.NEEDS_SERVICE, reason, request.key, warning=True)
+            if self._policy.keys.recovery:
+                self._patch(needs_service(node, self._policy.keys, reason), None)
+        self._keep(replace(state.record, escalated=request.key))
+
+    def _wait_for_pods(self, state: RebootState, _: str) -> None:
+        if state.request is not None:
+            wait = CompletionWait(state.request.key, state.snapshot.uptime_s)
+            self._keep(replace(state.record, completion=wait))
 
     def _take_slot(self, state: RebootState, _: str) -> None:
         node, request, seen = state.node, state.request, state.slots
@@ -235,8 +256,16 @@ class Rebooter:
         if before.pending is not None and before.pending.is_granted:
             # Use a later time than the recorded one, so that the process that wrote it sees its record replaced.
             started_s = max(started_s, before.pending.started_s + 1)
-        approved = is_approved(node, self._policy.keys)
-        self._keep(replace(before, pending=Pending(request, node.uid, started_s=started_s, approved=approved)))
+        keys = self._policy.keys
+        approved = approvals(node, keys, request.reason)
+        pending = Pending(
+            request,
+            node.uid,
+            started_s=started_s,
+            approved=keys.approve_reboot in approved,
+            approved_recovery=keys.approve_recovery in approved,
+        )
+        self._keep(replace(before, pending=pending))
         change = granted(state)
         try:
             self._patch(change, node.resource_version)
@@ -443,6 +472,11 @@ class Rebooter:
             raise errors.ApiUnavailable(f"the event {reason} could not be posted", "Check the API server.")
 
 
+def _still_there(known: PodList, selector: Selector) -> tuple[str, ...]:
+    """The names of the pods that match `selector` and have not ended; none for an empty selector."""
+    return tuple(str(pod) for pod in known.pods if selector and selector.matches(pod.labels) and not pod.has_left)
+
+
 # The drain before a reboot: evict the pods that use the accelerator
 #
 # Pods of a DaemonSet and static pods stay: they start again with the node.
@@ -471,15 +505,16 @@ class NodeDrain:
         self._rules = rules
         self._evictor = Evictor(cluster, clock, reporter)
 
-    def blockers(self) -> tuple[str, ...]:
-        _, found = self._found()
+    def blockers(self, known: PodList | None = None) -> tuple[str, ...]:
+        found = self._found(known or self._cluster.pods())
         stuck = with_action(found, PodAction.BLOCK)
         if stuck:
             return tuple(f"{one}: {one.why} ({one.remedy})" for one in stuck)
         return self._evictor.rehearse(one.pod for one in with_action(found, PodAction.EVICT)).warnings
 
     def clear(self) -> None:
-        known, found = self._found()
+        known = self._cluster.pods()
+        found = self._found(known)
         stuck = with_action(found, PodAction.BLOCK)
         if stuck:
             raise refusal(stuck, f"{len(stuck)} pod(s) that use the accelerator would not leave")
@@ -487,11 +522,10 @@ class NodeDrain:
         limit = Deadline.after(MOST_S, self._clock.monotonic)
         self._evictor.clear(known, going, limit.within(self._rules.timeout_s), limit)
 
-    def _found(self) -> tuple[PodList, tuple[Workload, ...]]:
-        known = self._cluster.pods()
+    def _found(self, known: PodList) -> tuple[Workload, ...]:
         namespaces = namespaces_with_claims(known.pods, self._profile, self._rules)
         claims = self._cluster.claims(namespaces) if namespaces else ()
         found = workloads(NodePods(known.pods, claims, (), None), self._profile, self._rules)
         if not self._spares_daemons:
-            return known, found
-        return known, tuple(one for one in found if one.pod.owner_kind != "DaemonSet" and not one.pod.is_mirror)
+            return found
+        return tuple(one for one in found if one.pod.owner_kind != "DaemonSet" and not one.pod.is_mirror)

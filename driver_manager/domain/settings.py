@@ -272,10 +272,11 @@ DRAIN_TIMEOUT_SECONDS = WORKLOADS.duration(
     "DRAIN_TIMEOUT_SECONDS", "Maximum duration of a drain; 0: until the deadline of the run.", "0s"
 )
 WAIT_FOR_COMPLETION_SELECTOR = WORKLOADS.text(
-    "WAIT_FOR_COMPLETION_SELECTOR", "Before any eviction, wait for pods that match this selector to complete."
+    "WAIT_FOR_COMPLETION_SELECTOR",
+    "Before any eviction or reboot, wait for pods that match this selector to complete.",
 )
 WAIT_FOR_COMPLETION_TIMEOUT = WORKLOADS.duration(
-    "WAIT_FOR_COMPLETION_TIMEOUT", "Maximum time for them to complete; then they are evicted like others.", "5m"
+    "WAIT_FOR_COMPLETION_TIMEOUT", "Maximum time for them to complete; then they are treated like other pods.", "5m"
 )
 SAFE_LOAD = WORKLOADS.flag("SAFE_LOAD", "Wait until the operator confirms that it is safe to load a driver.")
 OPERATOR_TIMEOUT = WORKLOADS.duration(
@@ -370,6 +371,9 @@ REBOOT_CORDON = REBOOTER.flag("REBOOT_CORDON", "Cordon the node before its reboo
 REBOOT_EVICT = REBOOTER.flag(
     "REBOOT_EVICT", "Cordon the node and evict the pods that use the accelerator before its reboot.", is_common=True
 )
+REBOOT_BLOCKING_PODS = REBOOTER.text(
+    "REBOOT_BLOCKING_PODS", "A node is not rebooted while it has pods that match this selector. Default: none."
+)
 REBOOT_COMMAND = REBOOTER.text(
     "REBOOT_COMMAND", "Command that reboots the host, run in its namespaces, without a shell.", "systemctl reboot"
 )
@@ -419,7 +423,9 @@ REBOOT_EVICTION = (
     NPU_POD_EVICTION_DEVICE_CLASS,
     POD_EVICTION_TIMEOUT,
 )
-"""The options for workloads that apply before a reboot."""
+"""The options of the eviction before a reboot."""
+
+COMPLETION = (WAIT_FOR_COMPLETION_SELECTOR, WAIT_FOR_COMPLETION_TIMEOUT)
 
 RECOVERY = (
     AUTO_RECOVER,

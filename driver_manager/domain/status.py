@@ -338,8 +338,9 @@ def _reboot(facts: StatusFacts, first: Headline) -> Iterator[Attention]:
 
 
 def _reboot_remedy(facts: StatusFacts) -> str:
-    node, keys = facts.obs.node, facts.profile.keys
-    if keys.approve_reboot and not is_approved(node, keys) and keys.reboot_in_progress not in node.annotations:
+    node, keys, host = facts.obs.node, facts.profile.keys, facts.obs.host
+    reason = host.marker.reason if host is not None and host.marker is not None else ""
+    if keys.approve_reboot and not is_approved(node, keys, reason) and keys.reboot_in_progress not in node.annotations:
         command = f"kubectl annotate node {node.name} {keys.approve_reboot}=true"
         return f"Approve the reboot ({command}), or reboot the node."
     return "Reboot the node."

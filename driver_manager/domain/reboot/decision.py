@@ -12,11 +12,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager.domain import node_state
-from driver_manager.domain.host import UPGRADE_REASON
+from driver_manager.domain.host import RECOVERY, UPGRADE_REASON
 from driver_manager.domain.node import FIELD_MANAGER, Node, NodeChange
-from driver_manager.domain.node_state import NodeState
-from driver_manager.domain.profile import NodeKeys
+from driver_manager.domain.node_state import NodeState, Recovery, RecoveryState, encode_note, recovery_on
+from driver_manager.domain.profile import NodeKeys, RecoveryStep
 from driver_manager.domain.reboot.state import Pending, RebootState, is_foreign
+from driver_manager.domain.text import several
+from driver_manager.domain.wire import written_time
 
 # Patches of the Node for a reboot
 
@@ -26,8 +28,16 @@ CORDON_FOR_REBOOT = "reboot"
 """Value of the annotation that marks a cordon as the rebooter's; operators read only the key."""
 
 
-def is_approved(node: Node, keys: NodeKeys) -> bool:
-    return node.annotations.get(keys.approve_reboot) == APPROVED
+def approvals(node: Node, keys: NodeKeys, reason: str) -> frozenset[str]:
+    """The keys of the Node's annotations that approve a reboot for `reason`."""
+    wanted = {keys.approve_reboot: APPROVED}
+    if reason == RECOVERY and keys.approve_recovery:
+        wanted[keys.approve_recovery] = RecoveryStep.REBOOT.value
+    return frozenset(key for key, value in wanted.items() if node.annotations.get(key) == value)
+
+
+def is_approved(node: Node, keys: NodeKeys, reason: str = "") -> bool:
+    return bool(approvals(node, keys, reason))
 
 
 def request_labels(node: Node, keys: NodeKeys, reason: str | None) -> dict[str, str | None]:
@@ -62,15 +72,31 @@ def cleaned(state: RebootState) -> NodeChange:
         labels.pop(keys.state, None)
     # Remove the annotation even if it names this boot: the record shows that this boot has no reboot under way.
     is_noted = keys.pre_reboot_boot_id in node.annotations and state.here is None
-    return NodeChange(labels, {keys.pre_reboot_boot_id: None} if is_noted else {})
+    notes = _without_service(node, keys) if state.request is None else {}
+    return NodeChange(labels, notes | {keys.pre_reboot_boot_id: None} if is_noted else notes)
+
+
+def needs_service(node: Node, keys: NodeKeys, why: str) -> NodeChange:
+    """The patch that shows on the Node that no step of its recovery is left, as reboots did not help."""
+    seen = Recovery(step=RecoveryStep.REBOOT.value, state=RecoveryState.NEEDS_SERVICE, reason=why)
+    note = encode_note(seen)
+    return NodeChange(annotations={keys.recovery: note} if node.annotations.get(keys.recovery) != note else {})
+
+
+def _without_service(node: Node, keys: NodeKeys) -> dict[str, str | None]:
+    """The change that removes what `needs_service` wrote."""
+    seen = recovery_on(node, keys)
+    is_ours = (seen.step, seen.state) == (RecoveryStep.REBOOT.value, RecoveryState.NEEDS_SERVICE)
+    return {keys.recovery: None} if is_ours else {}
 
 
 def granted(state: RebootState) -> NodeChange:
     """The patch of the grant: it consumes the approval, writes the boot id, and cordons the node if the policy asks."""
     node, keys, reason = state.node, state.policy.keys, state.reason
     notes: dict[str, str | None] = {keys.pre_reboot_boot_id: state.boot_id, keys.reboot_in_progress: reason}
-    if node is not None and is_approved(node, keys):  # an approval is for one reboot, even if this one needs none
-        notes[keys.approve_reboot] = None
+    if node is not None:
+        # An approval is for one reboot, even if this one needs none.
+        notes |= dict.fromkeys(approvals(node, keys, reason)) | _without_service(node, keys)
     cordons = state.policy.cordon and node is not None and not node.unschedulable
     if cordons:
         notes[keys.cordon] = CORDON_FOR_REBOOT
@@ -80,7 +106,7 @@ def granted(state: RebootState) -> NodeChange:
 def given_back(state: RebootState, *, keeps_request: bool) -> NodeChange:
     """The patch that undoes a grant: without the rebooter's cordon and annotations, with the approval that it consumed.
 
-    The request's labels stay if `keeps_request`.
+    The request's labels stay if `keeps_request`. Without the request, a step of the recovery is not approved any more.
     """
     node, keys, pending = state.node, state.policy.keys, state.here
     if node is None:
@@ -90,8 +116,13 @@ def given_back(state: RebootState, *, keeps_request: bool) -> NodeChange:
     if pending is not None:
         ours = (keys.pre_reboot_boot_id, keys.reboot_in_progress)
         notes |= {key: None for key in ours if key in node.annotations}
-        if pending.approved and state.is_granted and not is_approved(node, keys):
+        if pending.approved and state.is_granted and node.annotations.get(keys.approve_reboot) != APPROVED:
             notes[keys.approve_reboot] = APPROVED
+        is_step_approved = pending.approved_recovery and state.is_granted and keeps_request
+        if is_step_approved and keys.approve_recovery not in node.annotations:
+            notes[keys.approve_recovery] = RecoveryStep.REBOOT.value
+    if not keeps_request:
+        notes |= _without_service(node, keys)
     return replace(undone, labels={} if keeps_request else request_labels(node, keys, None), annotations=notes)
 
 
@@ -134,6 +165,7 @@ class RebootAct(Enum):
     COMPLETE = "complete the reboot"
     WITHDRAW = "withdraw the request"
     ANNOUNCE = "announce the request"
+    WAIT_FOR_PODS = "begin to wait for pods"
     ESCALATE = "escalate"
     RELEASE = "release the slot"
     TAKE_SLOT = "take a slot"
@@ -296,7 +328,7 @@ def _may_go_down(state: RebootState, pending: Pending) -> bool:
 
 def _approval(state: RebootState) -> RebootDecision | None:
     reason, node = state.reason, state.node
-    if node is None or state.policy.is_automatic(reason) or is_approved(node, state.policy.keys):
+    if node is None or state.policy.is_automatic(reason) or is_approved(node, state.policy.keys, reason):
         return None
     key = state.policy.keys.approve_reboot
     return _held_back(state, f"waits for approval: annotate the Node with {key}={APPROVED} (reason {reason})")
@@ -346,6 +378,24 @@ def _blockers(state: RebootState) -> RebootDecision | None:
     return RebootDecision(RebootAct.ASK_BLOCKERS, "check that the host can reboot and that the workloads would leave")
 
 
+def _completing(state: RebootState) -> RebootDecision | None:
+    """Pods get time to complete, once for each request, from when everything but a slot allows the reboot."""
+    request, policy, uptime_s = state.request, state.policy, state.snapshot.uptime_s
+    if request is None or not state.completing:
+        return None
+    wait = state.record.completion
+    is_begun = wait is not None and wait.request == request.key
+    since_s = wait.since_s if wait is not None and is_begun else uptime_s
+    left_s = since_s + policy.completion_timeout_s - uptime_s
+    if left_s <= 0:
+        return None
+    end = written_time(state.wall_s + left_s)
+    why = f"waits until {end} at most for pods to complete: {several(state.completing)}"
+    if not is_begun:
+        return RebootDecision(RebootAct.WAIT_FOR_PODS, why)
+    return _held_back(state, why)
+
+
 def _slot(state: RebootState) -> RebootDecision | None:
     if state.slots is None:
         return RebootDecision(RebootAct.ASK_SLOTS, "check whether a slot is free")
@@ -353,7 +403,8 @@ def _slot(state: RebootState) -> RebootDecision | None:
         return None
     if why := _why_no_slot(state):
         return _held_back(state, why)
-    return RebootDecision(RebootAct.TAKE_SLOT, f"the reboot may begin ({state.reason})")
+    late = f"; not completed in time: {several(state.completing)}" if state.completing else ""
+    return RebootDecision(RebootAct.TAKE_SLOT, f"the reboot may begin ({state.reason}){late}")
 
 
 def _grant(state: RebootState) -> RebootDecision | None:
@@ -377,6 +428,7 @@ GUARDS: tuple[Callable[[RebootState], RebootDecision | None], ...] = (
     _attempts,
     _window,
     _blockers,
+    _completing,
     _slot,
     _grant,
 )

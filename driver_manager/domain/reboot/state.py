@@ -15,6 +15,7 @@ from driver_manager.domain.metrics import Family, by_label, gauge
 from driver_manager.domain.node import Node
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.maintenance_windows import Schedule
+from driver_manager.domain.selectors import Selector
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, Part, body_of
 
 # The rebooter's record: one versioned JSON file on the host's disk, which outlasts the reboot
@@ -58,9 +59,10 @@ class Pending(Struct, frozen=True):
     """A reboot under way: from before the rebooter takes a slot until the node is ready again.
 
     `node_uid` is the uid of the slot's holder. `started_s` is when the reboot was granted, since the epoch, 0 before
-    that. `approved`: the grant consumed an approval. `counted`: it is among the attempts. `cleared`: the workloads have
-    left. Uptimes in seconds: from `commanded_s` on the command may take the host down (`given`: it was answered), from
-    `forced_s` on sysrq may; the host first refused at `refused_s`, with `refusal` as its last reason.
+    that. `approved`: the grant consumed an approval; `approved_recovery`: one of the recovery's step. `counted`: it is
+    among the attempts. `cleared`: the workloads have left. Uptimes in seconds: from `commanded_s` on the command may
+    take the host down (`given`: it was answered), from `forced_s` on sysrq may; the host first refused at `refused_s`,
+    with `refusal` as its last reason.
     """
 
     request: RebootRequest
@@ -75,6 +77,7 @@ class Pending(Struct, frozen=True):
     # These fields exist only after a refusal.
     refused_s: Annotated[float | None, Part("refused", is_optional=True)] = None
     refusal: Annotated[str, Part(is_optional=True)] = ""
+    approved_recovery: Annotated[bool, Part(is_omitted=True)] = False
 
     @property
     def is_granted(self) -> bool:
@@ -89,12 +92,19 @@ class RebootAnswer(Struct, frozen=True):
     is_refused: bool = False
 
 
+class CompletionWait(Struct, frozen=True):
+    """The wait for pods to complete, for the request with the key `request`, since the uptime `since_s` in seconds."""
+
+    request: str
+    since_s: Annotated[float, Part("uptime")]
+
+
 class Record(Struct, frozen=True):
     """The rebooter's record. `reason` is why the request waits, for `status`.
 
     `announced` is the request that the Node may show, since `announced_s` since the epoch. `announced_key` and
     `escalated` are the keys of requests whose announcement, or escalation, is complete. `reboots` are counted by
-    reason.
+    reason. `completion` is the last wait for pods, which a restart of the rebooter continues.
     """
 
     announced: RebootRequest | None = None
@@ -105,6 +115,7 @@ class Record(Struct, frozen=True):
     reason: Annotated[str, Part("said")] = ""
     announced_s: Annotated[int, Part("announcedAt", least=0, most=LAST_MOMENT_S, is_omitted=True)] = 0
     reboots: Annotated[Mapping[str, int], Part(is_omitted=True)] = field(default_factory=dict)
+    completion: Annotated[CompletionWait | None, Part(is_omitted=True)] = None
 
     @property
     def is_empty(self) -> bool:
@@ -301,7 +312,10 @@ def is_idle(snapshot: Snapshot, record: Record | None, node: str) -> bool:
 
 
 class RebootPolicy(Struct, frozen=True):
-    """The user's settings. Times in seconds; `grace_s` is how long the host may take to go down after the command."""
+    """The user's settings. Times in seconds; `grace_s` is how long the host may take to go down after the command.
+
+    `completion` selects pods that get `completion_timeout_s` to complete, `blocking` pods that block a reboot.
+    """
 
     node: str
     keys: NodeKeys
@@ -314,6 +328,9 @@ class RebootPolicy(Struct, frozen=True):
     schedule: Schedule = field(default_factory=Schedule)
     cordon: bool = False
     clear_workloads: bool = False
+    completion: Selector = field(default_factory=Selector)
+    completion_timeout_s: float = 300.0
+    blocking: Selector = field(default_factory=Selector)
     grace_s: float = 300.0
     dry_run: bool = False
 
@@ -340,7 +357,8 @@ AFTER_DELAY_S = 60.0
 class RebootState(Struct, frozen=True):
     """The facts of one decision. `node` is None if the Node does not exist.
 
-    `blockers` and `slots` are None until a decision asks for them. `driver_problem` is why the driver does not serve,
+    `blockers` and `slots` are None until a decision asks for them; the names of pods that still run and get time to
+    complete, `completing`, come with `blockers`. `driver_problem` is why the driver does not serve,
     "" if it does. `is_here`: this host is the Node's machine. `wall_s` is in seconds since the epoch. `delay_s` is how
     long logind may delay a shutdown for others, in seconds.
     """
@@ -354,6 +372,7 @@ class RebootState(Struct, frozen=True):
     is_here: bool = True
     blockers: tuple[str, ...] | None = None
     slots: SlotsSeen | None = None
+    completing: tuple[str, ...] = ()
     delay_s: float = 0.0
 
     @property

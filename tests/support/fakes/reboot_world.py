@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from driver_manager.core.rebooter import Rebooter, RebootPorts
 from driver_manager.domain.errors import ApiUnavailable, Conflict, ModuleFailed, PodsRemain
 from driver_manager.domain.host import Marker, decode_marker, encode_marker
-from driver_manager.domain.node import Node
+from driver_manager.domain.node import Node, PodList
 from driver_manager.domain.reboot.decision import RebootDecision
 from driver_manager.domain.reboot.state import (
     RebootAnswer,
@@ -175,7 +175,7 @@ class FakeWorkloads:
     stay: bool = False
     cleared: int = 0
 
-    def blockers(self) -> tuple[str, ...]:
+    def blockers(self, known: PodList | None = None) -> tuple[str, ...]:
         with self.machine.killer.call("blockers"):
             return self.blocking
 

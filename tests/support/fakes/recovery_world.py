@@ -208,7 +208,7 @@ class RecoveryWorld(HealthWorld):
 
     # the NodeDrainer port
 
-    def blockers(self) -> tuple[str, ...]:
+    def blockers(self, _: PodList | None = None) -> tuple[str, ...]:
         return self.blockers_
 
     def clear(self) -> None:

@@ -317,7 +317,9 @@ def test_bad_options_are_usage_errors_before_anything_is_watched(
         ("REBOOT_COMMAND", " ", "REBOOT_COMMAND is empty"),
         ("MAX_CONCURRENT_REBOOTS", "0", "--max-concurrent-reboots"),
         ("REBOOT_MIN_UPTIME", "soon", "Invalid value for REBOOT_MIN_UPTIME"),
-        ("DRIVER_PROFILE", "rebellions", "profile rebellions never asks for a reboot"),
+        ("REBOOT_BLOCKING_PODS", "a in b", "REBOOT_BLOCKING_PODS is not a label selector"),
+        ("WAIT_FOR_COMPLETION_SELECTOR", "=", "WAIT_FOR_COMPLETION_SELECTOR is not a label selector"),
+        ("AUTO_RECOVER", "restart", "Write steps out of reset, reload, reboot"),
         ("KUBECONFIG", "/absent", "cannot connect to the cluster with /absent"),
         ("NODE_NAME", "Not A Node", "is not the name of a node"),
         ("REBOOTER_INTERVAL", "0", "--interval is 0 seconds"),
@@ -326,6 +328,11 @@ def test_bad_options_are_usage_errors_before_anything_is_watched(
             changed.setenv(name, value)
             assert run(["rebooter"]) == ExitCode.USAGE, name
         assert said in capfd.readouterr().err
+    with monkeypatch.context() as changed:
+        changed.setenv("PROFILE_FILE", str(REPOSITORY / "deploy/profiles-unverified/metax.toml"))
+        changed.setenv("DRIVER_PROFILE", "metax")
+        assert run(["rebooter"]) == ExitCode.USAGE
+    assert "profile metax never asks for a reboot" in capfd.readouterr().err
     node.record.parent.rmdir()
     node.path("/var/lib/x").parent.joinpath("ascend").write_text("a file in the folder's place")
     assert run(["rebooter"]) == ExitCode.USAGE

@@ -14,6 +14,7 @@ from driver_manager.domain.reboot.decision import ASKS, ENDS, RebootAct, decide,
 from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from driver_manager.domain.reboot.state import (
     Attempt,
+    CompletionWait,
     Pending,
     RebootPolicy,
     RebootRequest,
@@ -102,6 +103,17 @@ RECOVERY = {**GRANT, KEYS.reboot_in_progress: "recovery"}
 COMMANDED: dict[str, Any] = {"commanded_s": 9_000.0, "given": True}
 BUSY: dict[str, Any] = {"refused_s": 9_700.0, "refusal": "busy"}
 CLEARS, AT_NIGHT = policy(clear_workloads=True), policy(schedule=NIGHT)
+RECOVER: dict[str, Any] = {"snapshot": look(reason="recovery"), "record": Record(announced_key="recovery-boot-1-5")}
+STEP = {KEYS.approve_recovery: "reboot"}
+JOBS: dict[str, Any] = {"completing": ("a/job", "a/other"), "slots": ROOM}
+UNTIL = "waits until 2023-11-14T22:18:20Z at most for pods to complete: a/job, a/other"
+
+
+def waiting(since_s: float, request: str = REQUEST.key, **fields: Any) -> dict[str, Any]:
+    """Jobs run on the node, and the rebooter waits for them since that uptime."""
+    return {**JOBS, "record": replace(TOLD, completion=CompletionWait(request, since_s)), **fields}
+
+
 ALL_MET, MAY_BEGIN = "every condition for the reboot is met", "the reboot may begin"
 Act = RebootAct
 TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
@@ -147,6 +159,14 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
     ("workloads", under_way(slots=MINE, policy=CLEARS), Act.CLEAR_WORKLOADS, "workloads leave"),
     ("all", under_way(slots=MINE), Act.REBOOT, f"{ALL_MET} (upgrade)"),
     ("not approved", state(node=READY), Act.WAIT, f"annotate the Node with {KEYS.approve_reboot}=true"),
+    ("step approved", state(**RECOVER, node=noted(STEP)), Act.ASK_SLOTS, "whether a slot is free"),
+    (
+        "another step approved",
+        state(**RECOVER, node=noted({KEYS.approve_recovery: "reload"})),
+        Act.WAIT,
+        "for approval",
+    ),
+    ("no approval of an upgrade", state(node=noted(STEP)), Act.WAIT, "waits for approval"),
     ("approval taken back", state(node=READY, record=given_to()), Act.RELEASE, "waits for approval"),
     ("too young", state(snapshot=replace(LOOK, uptime_s=500.0)), Act.WAIT, "100 s are left"),
     ("capped", state(record=TRIED), Act.ESCALATE, "3 attempt(s) to reboot within 24 h did not help"),
@@ -172,6 +192,16 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         ALL_MET,
     ),
     ("blocked", state(policy=CLEARS, blockers=("pod x",)), Act.WAIT, "is blocked: pod x"),
+    ("jobs", state(**JOBS), Act.WAIT_FOR_PODS, UNTIL),
+    ("jobs, not approved", state(**JOBS, node=READY), Act.WAIT, "waits for approval"),
+    ("jobs, blocked", state(**JOBS, blockers=("pod x",)), Act.WAIT, "is blocked: pod x"),
+    ("jobs, waiting", state(**waiting(9_900.0)), Act.WAIT, "2023-11-14T22:16:40Z at most"),
+    ("jobs, in time", state(**waiting(9_900.0, completing=())), Act.TAKE_SLOT, f"{MAY_BEGIN} (upgrade)"),
+    ("jobs, too late", state(**waiting(9_700.0)), Act.TAKE_SLOT, "(upgrade); not completed in time: a/job, a/other"),
+    ("jobs, of another request", state(**waiting(9_700.0, "upgrade-boot-1-4")), Act.WAIT_FOR_PODS, UNTIL),
+    ("jobs, granted", under_way(**JOBS | {"slots": MINE}), Act.REBOOT, ALL_MET),
+    ("jobs, dry", state(**JOBS, policy=policy(dry_run=True)), Act.WAIT, UNTIL),
+    ("no time for jobs", state(**JOBS, policy=policy(completion_timeout_s=0.0)), Act.TAKE_SLOT, MAY_BEGIN),
     ("ask slots", state(), Act.ASK_SLOTS, "whether a slot is free"),
     ("unknown slots", state(slots=SlotsSeen(problem="they cannot be read")), Act.WAIT, "they cannot be read"),
     ("full", state(slots=FULL), Act.WAIT, "waits for a slot: 1 of 1 in use, by node-7"),
@@ -185,6 +215,7 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
     ("forged: attempts, escalated", forged(record=GIVEN_UP), Act.RELEASE, "did not help"),
     ("forged: window", forged(policy=AT_NIGHT), Act.RELEASE, "maintenance window"),
     ("forged: blockers", forged(blockers=("pod x",)), Act.RELEASE, "is blocked: pod x"),
+    ("forged: jobs", forged(**waiting(9_900.0)), Act.RELEASE, "for pods to complete"),
     ("forged: slot", forged(slots=FULL), Act.RELEASE, "waits for a slot"),
     ("forged: no slot yet", forged(slots=ROOM), Act.TAKE_SLOT, MAY_BEGIN),
     ("forged: all guards pass", forged(slots=MINE), Act.GRANT, "the slot is ours"),
@@ -230,11 +261,13 @@ RECORDS = st.builds(
     escalated=st.sampled_from(["", RebootRequest(BOOT, "upgrade").key]),
     pending=st.none() | PENDINGS,
     attempts=st.lists(st.builds(Attempt, st.integers(0, 2 * int(NOW_S)), st.just("upgrade")), max_size=4).map(tuple),
+    completion=st.none() | st.builds(CompletionWait, st.sampled_from([REQUEST.key, ""]), st.floats(0, 20_000)),
 )
 NOTES = st.fixed_dictionaries(
     {},
     optional={
         KEYS.approve_reboot: st.sampled_from(["true", "false", ""]),
+        KEYS.approve_recovery: st.sampled_from(["reboot", "reload"]),
         KEYS.pre_reboot_boot_id: BOOTS,
         KEYS.reboot_in_progress: st.sampled_from([*REASONS, "true"]),
         KEYS.cordon: st.sampled_from(["true", "reboot"]),
@@ -268,6 +301,7 @@ STATES = st.builds(
     st.just(True),
     st.none() | st.just(()) | st.just(("pod x",)),
     st.none() | SEEN,
+    st.sampled_from([(), ("a/job",)]),
 )
 
 
@@ -292,7 +326,11 @@ def test_what_holds_of_every_decision(seen: RebootState) -> None:
         assert seen.holds_slot
     if act in (Act.GRANT, Act.TAKE_SLOT) and not (seen.is_granted and is_recorded):
         allowed = seen.policy.auto_upgrade if seen.reason == "upgrade" else seen.policy.auto_recover
-        assert allowed or current.annotations.get(KEYS.approve_reboot) == "true"
+        notes = current.annotations
+        is_step_approved = seen.reason == "recovery" and notes.get(KEYS.approve_recovery) == "reboot"
+        assert allowed or notes.get(KEYS.approve_reboot) == "true" or is_step_approved
+        wait = seen.record.completion
+        assert not seen.completing or (wait is not None and seen.snapshot.uptime_s - wait.since_s >= 299.99)
         assert seen.snapshot.uptime_s >= seen.policy.min_uptime_s
         assert seen.policy.schedule.is_open(NOW_S)
         assert seen.record.attempts_since(NOW_S - 86_400) < 3

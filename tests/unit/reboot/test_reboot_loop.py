@@ -9,9 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from driver_manager.core.rebooter import NodeDrain, Rebooter
+from driver_manager.domain import selectors
 from driver_manager.domain.errors import ApiUnavailable, Conflict, PodsRemain, Terminated
 from driver_manager.domain.host import Marker, encode_marker
 from driver_manager.domain.node import Node, Pod
+from driver_manager.domain.node_state import NO_RECOVERY, Recovery, RecoveryState, encode_note, recovery_on
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT, REBOOT_STATE, RebootAct
 from driver_manager.domain.reboot.state import RebootPolicy, SlotsSeen
@@ -143,6 +145,154 @@ def test_an_approval_is_given_back_where_no_reboot_came_of_it(marker: str | None
     machine.fleet.settle()
     assert (machine.reboots, machine.fleet.holders, machine.notes) == ([], [], APPROVE)
     assert not machine.node.unschedulable
+
+
+STEP = {KEYS.approve_recovery: "reboot"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "notes", "reboots", "left"),
+    [
+        ("recovery", STEP, 1, {}),
+        ("recovery", {**STEP, **APPROVE}, 1, {}),
+        ("recovery", {**APPROVE, KEYS.approve_recovery: "reload"}, 1, {KEYS.approve_recovery: "reload"}),
+        ("recovery", {KEYS.approve_recovery: "reload"}, 0, {KEYS.approve_recovery: "reload"}),
+        ("upgrade", STEP, 0, STEP),
+        ("upgrade", {**APPROVE, **STEP}, 1, STEP),
+    ],
+)
+def test_the_approval_of_the_step_reboot_approves_a_recovery_once(
+    reason: str, notes: dict[str, str], reboots: int, left: dict[str, str]
+) -> None:
+    machine = one().request(reason, approved=False)
+    machine.cluster.edit(annotations=notes)
+    machine.fleet.settle()
+    assert len(machine.reboots) == reboots
+    assert {key: value for key, value in machine.notes.items() if "approve" in key} == left
+
+
+@pytest.mark.parametrize(
+    ("notes", "recovers", "left"),
+    [(STEP, False, STEP), ({**STEP, **APPROVE}, False, {**STEP, **APPROVE}), ({**STEP, **APPROVE}, True, APPROVE)],
+)
+def test_a_release_gives_back_each_approval_and_a_recovered_chip_needs_none_of_a_step(
+    notes: dict[str, str], recovers: bool, left: dict[str, str]
+) -> None:
+    machine = one(max_attempts=1).request("recovery", approved=False)
+    machine.cluster.edit(annotations=notes)
+    machine.host.refusal = "by an inhibitor"
+    said(machine)
+    assert not any("approve" in key for key in machine.notes)
+    if recovers:
+        machine.host.marker = None
+    else:
+        machine.fleet.clock.sleep(machine.policy.grace_s)
+    machine.round()
+    assert {key: value for key, value in machine.notes.items() if "approve" in key} == left
+
+
+# jobs, and pods that block
+
+
+def job(name: str, **fields: Any) -> Pod:
+    return Pod("tenant", name, f"uid-{name}", labels={"job": "yes"}, **fields)
+
+
+def waits_for_jobs(**rules: Any) -> Machine:
+    machine = one(completion=selectors.parse("job=yes"), completion_timeout_s=3600.0, **rules).request()
+    machine.cluster.listed = {pod.name: pod for pod in (job("train"), job("done", phase="Succeeded"), *STAY.values())}
+    return machine
+
+
+def test_a_job_gets_its_time_once_for_each_request_also_from_a_rebooter_that_was_restarted() -> None:
+    machine = waits_for_jobs()
+    began_s = machine.fleet.clock.now
+    assert said(machine).endswith("at most for pods to complete: tenant/train")
+    assert machine.host.remembered().reason == said(machine)
+    while machine.round() is not None:
+        assert (machine.fleet.holders, machine.host.commands) == ([], [])
+        machine.fleet.clock.sleep(300.0)
+    assert machine.fleet.clock.now - began_s == 3600.0
+    assert any("not completed in time: tenant/train" in text for text in machine.reporter.infos)
+    settled(machine)
+    machine.fleet.clock.sleep(1_000.0)
+    machine.request()
+    assert "for pods to complete" in said(machine), "another request begins again"
+
+
+def test_a_job_that_completes_ends_the_wait_and_a_job_is_read_only_where_all_else_is_met() -> None:
+    machine = waits_for_jobs()
+    machine.cluster.edit(annotations={KEYS.approve_reboot: None})
+    assert "waits for approval" in said(machine)
+    assert "pods" not in machine.killer.calls
+    machine.cluster.edit(annotations=APPROVE)
+    said(machine)
+    said(machine)
+    assert machine.killer.calls.count("pods") == 1
+    machine.cluster.listed["train"] = job("train", phase="Succeeded")
+    settled(machine)
+
+
+def test_a_pod_that_blocks_a_reboot_does_so_as_long_as_it_runs() -> None:
+    machine = one(blocking=selectors.parse("job in (yes, maybe)")).request()
+    machine.cluster.listed = {"train": job("train")}
+    for _ in range(3):
+        wanted = "is blocked: pods that match job in (yes, maybe) are on the node: tenant/train"
+        assert (said(machine), machine.fleet.holders) == (wanted, [])
+        assert machine.host.remembered().reason == wanted
+        machine.fleet.clock.sleep(24 * 3600)
+    machine.cluster.listed["train"] = job("train", phase="Failed", have_ended=True)
+    settled(machine)
+
+
+# the last step of a recovery
+
+
+def without_reboots() -> Machine:
+    """A wedged chip for which no reboot is left."""
+    return one(max_attempts=0).request("recovery")
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("effect", range(9))
+def test_a_recovery_for_which_no_reboot_is_left_needs_service_until_the_chip_recovers(effect: int, after: bool) -> None:
+    machine = without_reboots()
+    machine.round_with(lambda killer: killer.kill_at(effect, after=after))
+    for _ in range(2):
+        why = said(machine)
+        assert recovery_on(machine.node, KEYS) == Recovery("reboot", RecoveryState.NEEDS_SERVICE, why)
+    assert machine.events("NeedsService") == machine.events("RebootEscalated") == [why]
+    machine.host.marker = None
+    machine.round_with(lambda killer: killer.kill_at(effect, after=after))
+    machine.round()
+    machine.cluster.edit(annotations={KEYS.approve_reboot: None})
+    check_clean(machine)
+
+
+def test_a_boot_or_one_more_reboot_ends_the_need_for_service_and_another_writers_note_stays() -> None:
+    machine = without_reboots()
+    said(machine)
+    machine.boot()
+    machine.round()
+    assert recovery_on(machine.node, KEYS) == NO_RECOVERY
+    machine = without_reboots()
+    said(machine)
+    machine.policy = replace(machine.policy, max_attempts=1)
+    machine.round()
+    assert (machine.host.is_down, recovery_on(machine.node, KEYS)) == (True, NO_RECOVERY)
+    machine = one().request("recovery", approved=False)
+    theirs = encode_note(Recovery("reset", RecoveryState.NEEDS_SERVICE, "x"))
+    machine.cluster.edit(annotations={KEYS.recovery: theirs})
+    said(machine)
+    machine.host.marker = None
+    machine.round()
+    assert machine.notes == {KEYS.recovery: theirs}
+
+
+def test_an_upgrade_that_is_given_up_needs_no_service() -> None:
+    machine = one(max_attempts=0).request()
+    said(machine)
+    assert (machine.events("NeedsService"), recovery_on(machine.node, KEYS)) == ([], NO_RECOVERY)
 
 
 # cordons and what the Node shows

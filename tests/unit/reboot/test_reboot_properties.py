@@ -33,7 +33,7 @@ from tests.support.selection import examples
 POLICY = RebootPolicy("", KEYS, cordon=True, clear_workloads=True, max_attempts=1000)
 LIFE = 3
 """Rounds of one node from marker to completion: up to the reboot, after it, and one with nothing to do."""
-API_CALLS = ("node", "patch", "event", "slots", "lease", "blockers", "evict")
+API_CALLS = ("node", "patch", "event", "slots", "lease", "pods", "blockers", "evict")
 
 Kill = tuple[int, int, bool]
 """Round, effect, and whether the kill comes after it."""
@@ -171,6 +171,17 @@ def test_killed_at_any_effect_and_withdrawn_nothing_stays_taken(point: Kill) -> 
     check_end(fleet, other, rounds=100)
     assert machine.reboots == before
     check_nothing_taken(machine)
+
+
+@pytest.mark.parametrize("point", KILLS)
+def test_killed_at_any_effect_an_approved_step_of_a_recovery_is_done_once(point: Kill) -> None:
+    fleet = Fleet(1, POLICY)
+    machine = fleet.machines[0].request("recovery", approved=False)
+    machine.cluster.edit(annotations={KEYS.approve_recovery: "reboot"})
+    live(machine, lambda number, killer: killer.kill_at(point[1], after=point[2]) if number == point[0] else None)
+    fleet.settle()
+    assert len(machine.reboots) == 1
+    check_clean(machine)
 
 
 @pytest.mark.parametrize("point", KILLS)

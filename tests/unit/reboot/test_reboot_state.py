@@ -15,6 +15,7 @@ from driver_manager.domain.host import REASONS
 from driver_manager.domain.reboot.state import (
     MAX_ATTEMPTS_KEPT,
     Attempt,
+    CompletionWait,
     Pending,
     RebootRequest,
     Record,
@@ -34,7 +35,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 RECORD_FILES, SLOT_FILES = sorted(GOLDEN.glob("rebooter-v*.json")), sorted(GOLDEN.glob("slots-v*.json"))
 GOOD: dict[str, Any] = json.loads(RECORD_FILES[0].read_text())
 REQUESTS = st.builds(RebootRequest, st.text(max_size=40), st.sampled_from(REASONS), st.integers(0, 2**40))
-FLAGS = dict.fromkeys(("approved", "counted", "cleared", "given"), st.booleans())
+FLAGS = dict.fromkeys(("approved", "approved_recovery", "counted", "cleared", "given"), st.booleans())
 TIMES = dict.fromkeys(("commanded_s", "forced_s", "refused_s"), st.none() | st.floats(0, 1e9))
 PENDINGS = st.builds(Pending, REQUESTS, st.text(max_size=9), started_s=st.integers(0, 2**40), **FLAGS, **TIMES)
 ATTEMPTS = st.builds(Attempt, st.integers(0, LAST_MOMENT_S), st.sampled_from(REASONS))
@@ -46,6 +47,7 @@ RECORDS = st.builds(
     pending=st.none() | PENDINGS,
     attempts=st.lists(ATTEMPTS, max_size=3).map(tuple),
     reason=st.text(max_size=20),
+    completion=st.none() | st.builds(CompletionWait, st.text(max_size=9), st.floats(0, 1e9)),
 )
 NAMES = st.text(min_size=1, max_size=9).filter(lambda name: name not in (".", ".."))
 HOLDER = st.builds(SlotHolder, NAMES, st.sampled_from("abcdefgh"), st.text(max_size=9), st.integers(0, 2**64 - 1))
