@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -306,7 +307,7 @@ def test_a_reboot_only_driver_stays_loaded(command: Command, roots: DriverRoots,
     profile = tmp_path / "reboot.toml"
     text = Path("driver_manager/profiles/rebellions.toml").read_text()
     text = text.replace('strategy = "in-place"', 'strategy = "reboot"')
-    profile.write_text(text.replace("[paths]", f'[paths]\nreboot_marker = "{tmp_path}/marker"'))
+    profile.write_text(re.sub("^reboot_marker = .*", f'reboot_marker = "{tmp_path}/marker"', text, flags=re.MULTILINE))
     asked = command.reconcile(roots["v2"], NO_WAIT="true", PROFILE_FILE=str(profile), DRIVER_PROFILE="rebellions")
     assert asked.code == 9
     assert module_fact("rebellions", "version") == "1.2.92"
