@@ -200,7 +200,7 @@ def test_values_reach_what_they_are_about(helm: Helm) -> None:
     assert (controller["replicas"], values["volumes"][0] in controller["template"]["spec"]["volumes"]) == (3, True)
 
 
-CONSENTS = {"NPU_POD_EVICTION_FORCE": "true", "LOG_LEVEL": "debug"}
+CONSENTS = {"NPU_POD_EVICTION_FORCE": "true", "NPU_POD_EVICTION_DEVICE_CLASS": "npu", "LOG_LEVEL": "debug"}
 
 
 @pytest.mark.parametrize(
@@ -209,6 +209,7 @@ CONSENTS = {"NPU_POD_EVICTION_FORCE": "true", "LOG_LEVEL": "debug"}
         ({}, ("", "false")),
         ({"recovery": {"enabled": True, "auto": ["reset", "reload"]}}, ("reset,reload", "false")),
         ({"manager": {"env": CONSENTS}}, ("", "true")),
+        ({"manager": {"env": CONSENTS}, "healthWatch": {"env": {"NPU_POD_EVICTION_FORCE": "false"}}}, ("", "false")),
     ],
     ids=str,
 )
@@ -224,7 +225,7 @@ def test_health_watch_has_the_steps_without_approval_and_the_consents_of_the_run
     env = {one["name"]: one.get("value", "") for one in watch["env"]}
     assert len(env) == len(watch["env"])
     assert (env["AUTO_RECOVER"], env["NPU_POD_EVICTION_FORCE"]) == wanted
-    assert "LOG_LEVEL" not in env
+    assert ("NPU_POD_EVICTION_DEVICE_CLASS" in env, "LOG_LEVEL" in env) == ("manager" in values, False)
 
 
 def test_a_list_or_map_that_is_null_adds_nothing(helm: Helm) -> None:

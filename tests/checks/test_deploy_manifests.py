@@ -15,7 +15,7 @@ import click
 import pytest
 import yaml
 
-from driver_manager.adapters.kube.leases import LEASE, rollout_lease
+from driver_manager.adapters.kube.leases import LEASE, RECOVERY_LEASE, rollout_lease
 from driver_manager.adapters.report.http import parse_address
 from driver_manager.cli.main import cli
 from driver_manager.domain import settings
@@ -38,7 +38,6 @@ DRIVERS = {"rebellions-driver": "rebellions", "nvidia-driver": "nvidia", "ascend
 """The examples of driver containers, with their overlays."""
 
 KERNEL = "6.1.0-18-amd64"
-RECOVERY_LEASE = "driver-manager-recovery"
 RECOVERING = [vendor for vendor, names in chart.offered().items() if "recovery" in names]
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 

@@ -41,20 +41,19 @@ Whether a component is there: (list . "metrics"). By its value, and where that i
 {{- end }}
 
 {{- /*
-The variables of a container that it shares with another one: (list . CONTAINER). Which steps of a recovery need no approval,
-and for the check before a reload the consents of the run.
+The variables of a container that are given elsewhere: (list . CONTAINER). The steps of a recovery that need no approval; and for
+health-watch, which checks before a reload whether users' pods may be evicted, the consents of the run.
 */ -}}
 {{- define "driver-manager.shared" -}}
 {{- $root := index . 0 }}
 {{- $container := index . 1 }}
 {{- $found := dict }}
-{{- range $container.env }}
-{{- if and (eq .name "AUTO_RECOVER") $root.Values.recovery.auto }}
+{{- range $container.env }}{{ if and (eq .name "AUTO_RECOVER") $root.Values.recovery.auto }}
 {{- $_ := set $found .name (join "," $root.Values.recovery.auto) }}
-{{- else if and (eq $container.name "health-watch") (contains "NPU_POD_EVICTION" .name) (hasKey $root.Values.manager.env .name) }}
-{{- $_ := set $found .name (index $root.Values.manager.env .name) }}
-{{- end }}
-{{- end }}
+{{- end }}{{ end }}
+{{- if eq $container.name "health-watch" }}{{ range $name, $value := $root.Values.manager.env }}{{ if contains "POD_EVICTION" $name }}
+{{- $_ := set $found $name $value }}
+{{- end }}{{ end }}{{ end }}
 {{- toYaml $found }}
 {{- end }}
 
