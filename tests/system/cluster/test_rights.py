@@ -16,12 +16,22 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.adapters.kube.leases import RECOVERY_LEASE, LeaseSlots
+from driver_manager.adapters.kube.node import KubeCluster
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.core.rebooter import NodeDrain
+from driver_manager.core.recovery import NodeRecovery, RecoveryPolicy, RecoveryPorts
+from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.health.watch import WedgeSeen
+from driver_manager.domain.observation import EvictionRules
+from driver_manager.domain.profile import RecoveryStep
 from driver_manager.profiles import builtin
 from scripts.releasing.kustomize import only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.approved_reboot import LEASE, approved_reboot
-from tests.support.control_plane.kubelet import CONDITION, NEVER, OperandsFactory, conditions
+from tests.support.control_plane.kubelet import CONDITION, NEVER, NodeFactory, OperandsFactory, conditions
 from tests.support.control_plane.old_server import PodClaim
+from tests.support.control_plane.pod_transport import pod_transport
 from tests.support.control_plane.processes import RUN_TIMEOUT_S, Ended, ForkedCommand, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import FleetFactory, RolloutFleet, Witness
@@ -41,6 +51,8 @@ from tests.support.control_plane.workloads import Pod, Shape, Workloads, Workloa
 from tests.support.deploy.apply import Right, applied, rights_of
 from tests.support.deploy.renderings import kubectl
 from tests.support.deploy.rights import BOUND_KINDS, shown, user, without
+from tests.support.fakes.clock import RecordingReporter
+from tests.support.fakes.recovery_world import RecoveryWorld
 
 # This overlay has no eviction.
 OBJECTS = [one for one in render_with_namespace("ascend", "clients") if one["kind"] in BOUND_KINDS]
@@ -387,6 +399,73 @@ def test_every_right_of_the_rebooter_is_needed(admin_api: Api, ascend: AscendFac
     with without(admin_api, REBOOTER, REBOOTER_ACCOUNT, right):
         said = rebooted(ascend(REBOOTER_ACCOUNT))
     assert f"{right[4]} {right[2]}" in said, said
+
+
+# Without components/eviction, which has some of its rights.
+RECOVERING = [
+    one
+    for one in render_with_namespace("nvidia", "recovery")
+    if one["kind"] in BOUND_KINDS and "eviction" not in one["metadata"]["name"]
+]
+RECOVERING_ACCOUNT = only(RECOVERING, "ServiceAccount")
+RECOVERY_RIGHTS = [right for right in rights_of(RECOVERING, RECOVERING_ACCOUNT) if right[4] != "watch"]
+
+
+@pytest.fixture
+def recover(
+    control_plane: ControlPlane, admin_api: Api, node: NodeFactory, workloads: WorkloadsFactory, dra: None, proxy: Proxy
+) -> Iterator[Callable[[], str]]:
+    """Reloads a wedged driver with the component's rights, and gives what could not be done.
+
+    A user's pod holds a claim for another driver.
+    """
+    profile, world, clock, reporter = builtin()["nvidia"], RecoveryWorld(), SystemClock(), RecordingReporter()
+    there = node()
+    made = workloads(there)
+    holder = made.pod(Shape(npus=0, claims=(PodClaim("nic", claim="nic"),)))
+    made.claim("nic", holder, device_class="nic.example.com")
+
+    def reload() -> str:
+        transport = pod_transport(control_plane, user(admin_api, RECOVERING_ACCOUNT).token, proxy.url)
+        cluster = KubeCluster(transport, there.name, clock, reporter, RUN_TIMEOUT_S)
+        ports = RecoveryPorts(
+            cluster,
+            lambda step: LeaseSlots(cluster.api, profile.namespace, profile.keys, step),
+            world.disk_port,
+            NodeDrain(cluster, clock, reporter, profile, EvictionRules(), spares_daemons=False),
+            clock,
+            reporter,
+        )
+        own = made.pod(Shape(npus=0), namespace=profile.namespace)
+        turns = (
+            (own.uid, WedgeSeen(is_wedged=True, since_s=1)),
+            ("next", WedgeSeen(is_wedged=False, since_s=0, healthy=3)),
+        )
+        try:
+            for pod, seen in turns:
+                policy = RecoveryPolicy(profile, frozenset({RecoveryStep.RELOAD}), 300.0, "boot", pod)
+                NodeRecovery(ports, policy, seen).turn()
+        except ManagerError as error:
+            reporter.warn(error.what)
+        assert reporter.warnings or (own.state() != "Running" and world.steps == ["reload.healed"])
+        return "\n".join((*reporter.warnings, *reporter.infos))
+
+    with applied(admin_api, RECOVERING):
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/{profile.namespace}/leases/{RECOVERY_LEASE}"
+        gone(lambda: admin_api.delete(lease))
+        yield reload
+
+
+def test_the_rights_of_a_recovery_are_enough(recover: Callable[[], str]) -> None:
+    assert recover() == ""
+
+
+@pytest.mark.shares(3)
+@pytest.mark.parametrize("right", RECOVERY_RIGHTS, ids=shown)
+def test_every_right_of_a_recovery_is_needed(admin_api: Api, recover: Callable[[], str], right: Right) -> None:
+    with without(admin_api, RECOVERING, RECOVERING_ACCOUNT, right):
+        said = recover()
+    assert f"refused to {right[4]} {right[2]}" in said, said
 
 
 SHIPPED = [one for one in render("rebellions/rollout") if one["kind"] in BOUND_KINDS]
