@@ -257,13 +257,18 @@ APPROVED = {KEYS.approve_recovery: "reset"}
 )
 def test_a_wedge_shows_what_its_recovery_waits_for(found: Recovery, notes: dict[str, str], remedy: str) -> None:
     shown = node({KEYS.state: "wedged"}, annotations={KEYS.recovery: node_state.encode_note(found), **notes})
-    (one,) = (one for one in items(observation(host=None, node=shown)) if one.kind == "wedge")
+    (one,) = (one for one in items(observation(host=None, node=shown)) if one.kind in ("wedge", "recovery"))
     assert one.remedy.startswith(remedy)
     assert one.what.endswith(found.reason) or remedy.startswith("Look")
     view = overview(shown, PROFILE, NOW_S)
     assert (view.state, view.remedy) == (WEDGED, one.remedy)
     is_shown = not remedy.startswith("Look")
     assert (view.recovery, view.recovery_step) == ((found.state, found.step or None) if is_shown else (None, None))
+
+
+def test_a_reboot_that_was_given_up_is_not_offered_again() -> None:
+    shown = shows("reboot-required", profile=ASCEND, recovery=NO_STEP)
+    assert overview(shown, ASCEND, NOW_S).remedy.startswith("Take the node out of service")
 
 
 def test_a_step_whose_result_is_not_known_yet_is_noted_on_a_node_that_serves() -> None:
