@@ -320,16 +320,11 @@ def plan_text(body: Json, now_s: float) -> str:
     plan = body["plan"]
     if plan is None:
         return _screen(body, now_s)
-    if not plan["toGo"]:
-        return _screen(body, now_s, ("to go", ["no node"]), ("pace", _pace_text(body, now_s)))
-    return _screen(
-        body,
-        now_s,
-        ("to go", [_count(plan["toGo"], "node")]),
-        ("pace", _pace_text(body, now_s)),
-        ("disturbs", [_disturbed(plan)]),
-        ("waves", table(_planned_waves(plan), WIDTH + 1)),
-    )
+    to_go = _count(plan["toGo"], "node") if plan["toGo"] else "no node"
+    parts = [("to go", [to_go]), ("pace", _pace_text(body, now_s))]
+    if plan["toGo"]:
+        parts += [("disturbs", [_disturbed(plan)]), ("waves", table(_planned_waves(plan), WIDTH + 1))]
+    return _screen(body, now_s, *parts)
 
 
 def _disturbed(plan: Json) -> str:

@@ -608,16 +608,10 @@ class KubeFleet:
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        path, passing = one(FactKind.DRIVER_PODS, name, namespace), frozenset({NOT_FOUND, CONFLICT})
         # An Answer means that the pod is gone: the name is unused, or another pod has it.
         with suppress(Answer):
-            self._api.call(
-                "DELETE",
-                one(FactKind.DRIVER_PODS, name, namespace),
-                "delete pods",
-                body,
-                passing=frozenset({NOT_FOUND, CONFLICT}),
-                only_once=True,
-            )
+            self._api.call("DELETE", path, "delete pods", body, passing=passing, only_once=True)
 
     def create_pod(self, namespace: str, body: Mapping[str, Any]) -> Item | None:
         path = f"{collection(Subject(FactKind.TASK_PODS, namespace))}?fieldManager={FIELD_MANAGER}"

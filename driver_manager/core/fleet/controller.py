@@ -153,7 +153,7 @@ class Acting(Struct):
 
     def mark(self, act: state.MarkNode) -> None:
         """Write state and record on a Node, unless a request for it failed just now. Raises Terminated."""
-        key = _of_node(act.node)
+        key = f"{OF_NODE}{act.node}"
         if self.rests.is_resting(key):
             return
         with self.rests.attempt(key, lambda: self.world.doubt(NODES, act.node)):
@@ -169,7 +169,7 @@ class Acting(Struct):
         self.counts[type(act).__name__] += 1
 
     def _delete(self, act: state.RestartPod | state.DeletePod) -> None:
-        key = _of_node(act.node)
+        key = f"{OF_NODE}{act.node}"
         if self.rests.is_resting(key):
             return
         with self.rests.attempt(key):
@@ -182,7 +182,8 @@ class Acting(Struct):
 
     def _create(self, act: state.CreatePod, rollout: RolloutObject) -> None:
         """New task pods of a rollout share one backoff, as a refusal of one is a refusal of all."""
-        key, node, pod = f"short-lived pods of rollout {rollout.key}", _of_node(act.node), f"{act.namespace}/{act.name}"
+        key, node = f"short-lived pods of rollout {rollout.key}", f"{OF_NODE}{act.node}"
+        pod = f"{act.namespace}/{act.name}"
         if self.rests.is_resting(key) or self.rests.is_resting(node):
             return
         with self.rests.attempt(key):
@@ -238,10 +239,6 @@ class Acting(Struct):
             self._count(act)
 
 
-def _of_node(name: str) -> str:
-    return f"{OF_NODE}{name}"
-
-
 SETTLE_S = 0.05
 """Seconds from the first change to the decision, which includes the changes until then."""
 
@@ -259,8 +256,6 @@ MAX_AT_ONCE = 20
 
 AWAY_S = 120.0
 """Seconds without a leader from which the next one cannot tell whether its clock is ahead of the last leader's."""
-
-LEASE = "the Lease"
 
 ActT = TypeVar("ActT", bound=state.Act)
 
@@ -329,7 +324,7 @@ class FleetController:
             raise
         except ManagerError as error:
             if error.what != self._trouble:
-                self._ports.reporter.warn(f"{LEASE}: {error.what}. {error.remedy}")
+                self._ports.reporter.warn(f"the Lease: {error.what}. {error.remedy}")
             self._trouble = error.what
         else:
             self._trouble = ""
