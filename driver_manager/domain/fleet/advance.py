@@ -384,8 +384,8 @@ def lost_nodes(terms: Terms) -> tuple[LostNode, ...]:
             node.name, node.uid, now_s, record.reason or why or "waited for its driver", has_failed
         )
     for one in fleet.forgotten if is_same and not is_forgiven else ():
-        if one.uid not in {*found, *there} and (one.has_failed or one.is_restarted):
-            found[one.uid] = LostNode(one.name, one.uid, now_s, one.reason, one.has_failed)
+        if one.uid not in {*found, *there}:
+            found[one.uid] = replace(one, at_s=now_s)
     return tuple(found.values())
 
 

@@ -574,16 +574,6 @@ class LostNode(Struct, frozen=True):
     has_failed: bool
 
 
-class SeenNode(Struct, frozen=True):
-    """A node as the status last showed it, under way (`is_restarted`: with its driver restarted) or failed."""
-
-    name: str
-    uid: str
-    reason: str
-    has_failed: bool
-    is_restarted: bool
-
-
 class WaveHistory(Struct, frozen=True):
     """What does not depend on the Nodes that exist now: the size of a wave of `percent` of the fleet when it began.
 
@@ -606,7 +596,8 @@ class RolloutState(Struct, frozen=True):
     first, so a new controller completes the undo, once. `announced` is the last milestone of the waves with an Event.
 
     `lost` and `waves` are about the target. `retried` is the last request for a retry that was seen. `node_s` is the
-    median duration of a node. `clock_s` is that of Fleet. `seen` is what the status shows.
+    median duration of a node. `clock_s` is that of Fleet. `seen` are the nodes that the status shows as failed, or as
+    under way with their driver restarted: they are lost if they are gone. Their `at_s` is 0.
     """
 
     target: str = ""
@@ -622,7 +613,7 @@ class RolloutState(Struct, frozen=True):
     retried: str = ""
     node_s: float | None = None
     clock_s: float = 0.0
-    seen: tuple[SeenNode, ...] = ()
+    seen: tuple[LostNode, ...] = ()
 
 
 class Requests(Struct, frozen=True):
@@ -673,7 +664,7 @@ class Fleet(Struct, frozen=True):
     clears_first: bool = False
     blocked: Mapping[str, str] = field(default_factory=dict)
     vanished: tuple[FleetNode, ...] = ()
-    forgotten: tuple[SeenNode, ...] = ()
+    forgotten: tuple[LostNode, ...] = ()
     clock_s: float = 0.0
     profile: str = ""
     kept: Set[str] = frozenset()
@@ -821,16 +812,15 @@ def memory_of(status: Mapping[str, Any]) -> RolloutState:
         seen=(
             *_seen(status, "failures", has_failed=True),
             *_seen(status, "underWay", has_failed=False),
-            *(SeenNode(one, one, "was under way", False, True) for one in _texts(status, "alsoRestarted")),
+            *(LostNode(one, one, 0.0, "was under way", has_failed=False) for one in _texts(status, "alsoRestarted")),
         ),
     )
 
 
-def _seen(status: Mapping[str, Any], key: str, *, has_failed: bool) -> Iterator[SeenNode]:
+def _seen(status: Mapping[str, Any], key: str, *, has_failed: bool) -> Iterator[LostNode]:
     for one in map(_object, _list(status, key)):
-        if _text(one, "uid"):
-            is_restarted = one.get("restarted") is True
-            yield SeenNode(_text(one, "node"), _text(one, "uid"), _text(one, "reason"), has_failed, is_restarted)
+        if _text(one, "uid") and (has_failed or one.get("restarted") is True):
+            yield LostNode(_text(one, "node"), _text(one, "uid"), 0.0, _text(one, "reason"), has_failed)
 
 
 def _lost(one: Mapping[str, Any]) -> LostNode | None:

@@ -17,7 +17,6 @@ from driver_manager.domain.fleet.spec import (
     Requests,
     RevisionHistory,
     RolloutState,
-    SeenNode,
     Taint,
     UnitMode,
     Units,
@@ -98,18 +97,17 @@ def test_a_new_template_or_a_requested_retry_forgets_the_losses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "has_failed"),
+    ("seen", "at_s"),
     [
-        (SeenNode("x", "uid-x", "broken", has_failed=True, is_restarted=False), True),
-        (SeenNode("x", "uid-x", "waits", has_failed=False, is_restarted=True), False),
-        (SeenNode("x", "uid-x", "will be cleared", has_failed=False, is_restarted=False), None),
-        (SeenNode("a", "uid-a", "broken", has_failed=True, is_restarted=True), None),
+        (LostNode("x", "uid-x", 0.0, "broken", has_failed=True), NOW_S),
+        (LostNode("x", "uid-x", 0.0, "waits", has_failed=False), NOW_S),
+        (LostNode("a", "uid-a", 0.0, "broken", has_failed=True), None),
     ],
-    ids=["failed", "restarted", "untouched", "still there"],
+    ids=["failed", "restarted", "still there"],
 )
-def test_a_new_controller_finds_in_the_status_who_disappeared(seen: SeenNode, has_failed: bool | None) -> None:
+def test_a_new_controller_finds_in_the_status_who_disappeared(seen: LostNode, at_s: float | None) -> None:
     found = advance(fleet([node("a")], forgotten=(seen,)), NOW_S).memory.lost
-    assert [one.has_failed for one in found] == ([] if has_failed is None else [has_failed])
+    assert found == (() if at_s is None else (replace(seen, at_s=at_s),))
 
 
 @pytest.mark.parametrize("said", [{"is_skipped": True}, {"is_operated": True}])
