@@ -78,9 +78,9 @@ class Launch(Struct, frozen=True):
         return self.way is not None and bool({*self.profile.recovery} - {RecoveryStep.REBOOT})
 
     @property
-    def recovery_s(self) -> float:
-        """The longest turn of a recovery, in seconds."""
-        return health.RECOVERY_S + (self.profile.reset.timeout_s if self.profile.reset is not None else 0.0)
+    def reset_s(self) -> float:
+        """How long the reset of one device may take, in seconds."""
+        return self.profile.reset.timeout_s if self.profile.reset is not None else 0.0
 
     @property
     def patience_s(self) -> float:
@@ -114,7 +114,7 @@ def run(document: dict[str, Any], log: LogForm) -> int:
     keeper = health.ChildKeeper(_process(launch, clock, log, "evidence")) if launch.profile.paths.evidence else None
     recoverer = None
     if launch.is_recovering:
-        recoverer = health.ChildRecoverer(_process(launch, clock, log, "recover"), launch.recovery_s)
+        recoverer = health.ChildRecoverer(_process(launch, clock, log, "recover"), launch.reset_s)
     ports = WatchPorts(prober, marks, clock, reporter, notifier, keeper, recoverer)
     watch = HealthWatch(ports, launch.policy, publish)
     policy = launch.policy
@@ -187,7 +187,7 @@ def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
 
     policy = launch.policy
     longest_s = health.MUTE_S + health.EVIDENCE_S + health.REPORT_S + health.CLIENTS_S + 6 * (TERM_S + KILL_S)
-    longest_s += launch.recovery_s if launch.is_recovering else 0.0
+    longest_s += health.RECOVERY_S + launch.reset_s if launch.is_recovering else 0.0
     heartbeat = Heartbeat(clock, policy.interval_s + max(policy.timeout_s, policy.settle_s) + longest_s + GRACE_S)
     endpoint = Endpoint(heartbeat, lambda: others_of(launch.roots, launch.profile.paths))
     StatusServer(clock, launch.metrics_addr, endpoint.respond)

@@ -441,9 +441,9 @@ class Probe(Struct, frozen=True):
 class Reset(Struct, frozen=True):
     """The vendor's command that resets one device; the tool is looked for where the probe's is.
 
-    In arguments `{address}` is the device's PCI address, and `{index}` the number of its device node. `before` and
-    `after` are arguments of further calls, made only while one of the probe's `stays_ready_with` exists. The device
-    node is the one below the PCI device in sysfs; else its minor number is in `minor_in`, in the line `minor_line`.
+    In arguments `{address}` is the device's PCI address. `before` and `after` are arguments of further calls, made only
+    while one of the probe's `stays_ready_with` exists. The device nodes are those below the PCI device in sysfs, and
+    the one whose number is in the file `minor_in`, in the line `minor_line`.
     """
 
     args: Annotated[tuple[str, ...], Rule("at least one argument", least=1)]

@@ -137,7 +137,7 @@ REPORT_S = 20.0
 CLIENTS_S = 30.0
 EVIDENCE_S = 30.0
 RECOVERY_S = 120.0
-"""Of a turn of the recovery, without the reset itself."""
+"""Of a turn of the recovery, without the resets."""
 
 
 class ChildNotifier:
@@ -186,14 +186,15 @@ class ChildKeeper:
 
 
 class ChildRecoverer:
-    """See `driver_manager.core.ports_base.Recoverer`. One turn may take `timeout_s` seconds."""
+    """See `driver_manager.core.ports_base.Recoverer`. The reset of one device may take `reset_s` seconds."""
 
-    def __init__(self, process: TaskProcess, timeout_s: float) -> None:
+    def __init__(self, process: TaskProcess, reset_s: float) -> None:
         self._process = process
-        self._timeout_s = timeout_s
+        self._reset_s = reset_s
 
     def recover(self, seen: watch.WedgeSeen) -> watch.RecoveryAnswer:
-        answer = self._process.ask(self._timeout_s, {"seen": asdict(seen)})
+        limit_s = RECOVERY_S + self._reset_s * max(1, len(seen.devices))
+        answer = self._process.ask(limit_s, {"seen": asdict(seen)})
         try:
             return watch.RecoveryAnswer(watch.read_recovery(str(answer["recovery"])))
         except (KeyError, Unreadable) as error:

@@ -34,9 +34,6 @@ from driver_manager.domain.host import TIMED_OUT, UNREAD, Holder
 from driver_manager.domain.profile import ADDRESS, Probe, Profile, Reset
 from driver_manager.domain.text import one_line
 
-INDEX = "{index}"
-"""In arguments of a reset: the number at the end of the name of the device's node."""
-
 _PCI_ADDRESS = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
 
 # The device nodes of one device. A driver that does not answer may block a read, so a disposable child makes them all.
@@ -119,15 +116,6 @@ def _numbered(roots: HostRoots, profile: Profile) -> Iterator[tuple[str, int]]:
         number = _LAST_NUMBER.search(node.name)
         if number is not None:
             yield f"/dev/{glob.escape(str(node.relative_to(roots.dev)))}", int(number.group())
-
-
-def _index(roots: HostRoots, profile: Profile, address: str) -> str:
-    """The number of the profile's device node of the device. Raises ConfigError if there is not exactly one."""
-    own = nodes_of(roots, profile, address)
-    numbers = {number for name, number in _numbered(roots, profile) if name in own}
-    if len(numbers) != 1:
-        raise ConfigError(f"the number of the device node of {address} is unknown", "Look at /dev on the host.")
-    return str(numbers.pop())
 
 
 def _keeps_ready(process: Path, paths: tuple[str, ...]) -> Iterator[str]:
@@ -264,8 +252,7 @@ class HostRecovery(DriverFiles):
         for device in devices if args else ():
             if not _PCI_ADDRESS.fullmatch(device):
                 raise ConfigError(f"{device!r} is no PCI address", "Look at the record of recoveries on the host.")
-            index = _index(self._roots, self._profile, device) if any(INDEX in arg for arg in args) else ""
-            words = tuple(arg.replace(ADDRESS, device).replace(INDEX, index) for arg in args)
+            words = tuple(arg.replace(ADDRESS, device) for arg in args)
             tool = replace(probe, tool=self._tool, args=words)
             command = probe_command(self._files, tool, self._root)
             if command is None:

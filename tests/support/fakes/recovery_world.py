@@ -22,6 +22,7 @@ from driver_manager.domain.health.recovery import (
 )
 from driver_manager.domain.health.watch import Notice, RecoveryAnswer, WedgeSeen, read_recovery, write_recovery
 from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.node import PodList
 from driver_manager.domain.profile import Profile, RecoveryStep
 from driver_manager.domain.reboot.state import Slots, SlotsSeen
 from tests.support.fakes.builders import PROFILES, node, pod

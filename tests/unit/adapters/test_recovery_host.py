@@ -318,8 +318,6 @@ def test_calls_before_and_after_that_fail_are_warnings(host: Host) -> None:
         ((), {}, "there is no command or no device for it"),
         ((A, f"{A} -i 0"), {}, f"'{A} -i 0' is no PCI address"),
         (("0000:01:00.0\n",), {}, "'0000:01:00.0\\n' is no PCI address"),
-        ((A,), {"args": ("{index}",), "minor_in": ""}, f"the number of the device node of {A} is unknown"),
-        (("0000:09:00.0",), {"args": ("{index}",)}, "the number of the device node of 0000:09:00.0 is unknown"),
     ],
 )
 def test_what_prevents_a_reset_is_known_before_anything_is_done(
@@ -332,11 +330,11 @@ def test_what_prevents_a_reset_is_known_before_anything_is_done(
     assert host.said() == []
 
 
-def test_a_command_may_name_the_number_of_the_device_node_and_has_no_shell(host: Host) -> None:
-    profile = with_reset(args=("-x{index}", "{address};{index}", "$HOME *"), before=(), after=())
+def test_a_command_has_no_shell(host: Host) -> None:
+    profile = with_reset(args=("-x", "{address};", "$HOME *"), before=(), after=())
     host.put(KEPT_OPEN, "")
     assert host.reset(A, B, profile=profile) == ResetAnswer()
-    assert host.said() == ["begin", f"-x1 {A};1 $HOME *", f"-x0 {B};0 $HOME *"]
+    assert host.said() == ["begin", f"-x {A}; $HOME *", f"-x {B}; $HOME *"]
 
 
 def test_a_device_that_is_used_meanwhile_is_not_reset(host: Host) -> None:
