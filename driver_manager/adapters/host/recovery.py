@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -52,7 +53,8 @@ def nodes_of(roots: HostRoots, profile: Profile, address: str) -> tuple[str, ...
     """Patterns, for `find_holders`, of the device nodes of one PCI function; empty if they are unknown.
 
     A user of the device may have any of them open: with `minor_in` both the node that it leads to and those in sysfs,
-    as an NVIDIA GPU has /dev/nvidia0 and may have /dev/dri/card0. If one part cannot be read, all are unknown.
+    as an NVIDIA GPU has /dev/nvidia0 and may have /dev/dri/card0. All are unknown if one part cannot be read, or if
+    none is one of the profile's.
     """
     if not _PCI_ADDRESS.fullmatch(address):
         return ()
@@ -64,6 +66,9 @@ def _nodes(roots: HostRoots, profile: Profile, address: str) -> list[str]:
     found = [one for folder in _device_folders(devices_folder(roots.sys) / address) for one in _in_sysfs(folder)]
     if profile.reset is not None and profile.reset.minor_in:
         found += _by_minor(roots, profile, profile.reset, address)
+    patterns = profile.paths.device_nodes
+    if patterns and not any(fnmatchcase(name, pattern) for name in found for pattern in patterns):
+        raise ValueError(found)  # an I2C adapter alone is not what programs open
     return found
 
 

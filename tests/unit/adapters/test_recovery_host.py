@@ -202,11 +202,12 @@ def test_nodes_in_sysfs_are_those_below_the_function(files: Host, tree: str) -> 
     assert sorted(nodes_of(files.roots, BY_SYSFS, A)) == sorted(found)
 
 
-def test_a_function_without_nodes_or_with_too_many_folders_is_unknown(
+def test_a_function_without_nodes_of_the_driver_or_with_too_many_folders_is_unknown(
     files: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    files.node("i2c-3/i2c-dev/i2c-3", "89:3", "i2c-3")
     assert nodes_of(files.roots, BY_SYSFS, A) == nodes_of(files.roots, BY_SYSFS, "0000:09:00.0") == ()
-    files.node("accel/accel0", "1:7")
+    files.node("accel/accel0", "1:7", "accel/accel0")
     assert nodes_of(files.roots, BY_SYSFS, A)
     assert nodes_of(files.roots, BY_SYSFS, f"{A}/accel") == ()
     monkeypatch.setattr(recovery, "MAX_FOLDERS", 2)
@@ -216,7 +217,7 @@ def test_a_function_without_nodes_or_with_too_many_folders_is_unknown(
 @pytest.mark.parametrize(("opened", "is_refused"), [("/dev/full", True), ("/dev/zero", False)])
 def test_a_real_process_is_found_by_the_number_of_the_node(files: Host, opened: str, is_refused: bool) -> None:
     """/dev/full is 1:7 and /dev/zero 1:5 on every kernel (admin-guide/devices)."""
-    files.node("accel/accel0", "1:7")
+    files.node("accel/accel0", "1:7", "accel/accel0")
     with Path(opened).open("rb") as node, subprocess.Popen(["sleep", "60"], stdin=node) as process:
         (files.root / f"proc/{process.pid}").symlink_to(f"/proc/{process.pid}")
         found = files.recovery(BY_SYSFS).users((A,))
@@ -290,14 +291,14 @@ FAILED = f"{A}: nvidia-smi failed with exit status "
         ("echo out; printf 'first\\nGPU is \\033[1mbusy\\n' >&2; exit 1", FAILED + "1: GPU is \\x1b[1mbusy"),
         ("exit 3", FAILED + "3: exit status 3, no output"),
         ("kill -9 $$", FAILED + "-9: exit status -9, no output"),
-        ("sleep 60", f"{A}: nvidia-smi did not end within 0.3 s"),
+        pytest.param("sleep 60", f"{A}: nvidia-smi did not end within 2 s", marks=pytest.mark.submission),
         ("yes", f"{A}: nvidia-smi printed more than 256 KiB"),
     ],
 )
 def test_a_reset_that_fails_is_a_problem_and_ends_the_attempt(host: Host, does: str, problem: str) -> None:
     host.put(KEPT_OPEN, "")
     host.tool(f'if [ "$1" = --gpu-reset ]; then {does}; fi')
-    answer = host.reset(A, B, profile=with_reset(timeout_s=0.3 if does == "sleep 60" else 30.0))
+    answer = host.reset(A, B, profile=with_reset(timeout_s=2.0 if does == "sleep 60" else 30.0))
     assert answer == ResetAnswer(problem=problem)
     assert host.said()[2:4] == ["begin", f"--gpu-reset -i {A}"]
     assert host.said()[4:] == [f"-i {one} -pm 1" for one in (A, B)]
