@@ -33,6 +33,8 @@ GRACE_S = 10.0
 """Seconds that a turn may take, beyond its interval and its tasks, before the loop counts as hung."""
 
 RELOAD_S = 30.0
+AROUND_S = 90.0
+"""Seconds for two commands around a reset, and for the look at who uses the device."""
 
 Publish = Callable[[HealthReport], None]
 
@@ -79,8 +81,8 @@ class Launch(Struct, frozen=True):
 
     @property
     def reset_s(self) -> float:
-        """How long the reset of one device may take, in seconds."""
-        return self.profile.reset.timeout_s if self.profile.reset is not None else 0.0
+        """How long the reset of one device may take, with the commands around it, in seconds."""
+        return self.profile.reset.timeout_s + AROUND_S if self.profile.reset is not None else 0.0
 
     @property
     def patience_s(self) -> float:

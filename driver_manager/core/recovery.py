@@ -230,37 +230,41 @@ class NodeRecovery:
         if attempt.approved and keys.approve_recovery in facts.node.annotations:
             # A process that ended in between has left the approval there, or has restored it.
             self._patch(granted(facts, attempt), facts.node)
-        names = several(attempt.devices) or "every device of the driver"
-        self._post(events.RECOVERY_STARTED, f"step={attempt.step.value}: {names}", attempt.key, warning=False)
         started = replace(attempt, started=True, uptime_s=facts.uptime_s)
-        if attempt.step is RecoveryStep.RELOAD:
-            self._reload(facts, record, started)
-        else:
-            self._reset(facts, record, started)
 
-    def _reset(self, facts: RecoveryFacts, record: RecoveryRecord, started: Attempt) -> None:
+        def begin() -> None:
+            names = several(attempt.devices) or "every device of the driver"
+            self._post(events.RECOVERY_STARTED, f"step={attempt.step.value}: {names}", attempt.key, warning=False)
+            self._keep(record.with_open(started))
+
+        if attempt.step is RecoveryStep.RELOAD:
+            self._reload(facts, started, begin)
+        else:
+            self._reset(facts, started, begin)
+
+    def _reset(self, facts: RecoveryFacts, started: Attempt, begin: Callable[[], None]) -> None:
         host = self._ports.host
         with host.alone() as is_alone:
             if not is_alone:
                 raise errors.Conflict("a run began to work on the driver", "No action needed; it is retried.")
-            answer = host.reset(started.devices, lambda: self._keep(record.with_open(started)))
+            answer = host.reset(started.devices, begin)
         if answer.users:
             self._undo(facts, f"a device is in use by {several(answer.users, '; ')}")
         elif answer.problem:
             self._keep(self._record().judged(Outcome.FAILED, f"the reset failed: {answer.problem}"))
 
-    def _reload(self, facts: RecoveryFacts, record: RecoveryRecord, started: Attempt) -> None:
+    def _reload(self, facts: RecoveryFacts, started: Attempt, begin: Callable[[], None]) -> None:
         """Ask the next run for a reload, then evict the driver pod that we run in."""
         host, pod = self._ports.host, self._own_pod()
         if pod is None:
             self._undo(facts, "the driver pod is gone")
             return
         host.request_reload(ReloadRequest(facts.boot_id, started.load, facts.reason))
-        self._keep(record.with_open(started))
+        begin()
         answer = self._ports.cluster.evict(pod)
         if answer.outcome is EvictionOutcome.BLOCKED:
             host.withdraw_reload()
-            self._keep(record.with_open(replace(started, started=False)))
+            self._keep(self._record().with_open(replace(started, started=False)))
             self._undo(facts, f"the driver pod may not be evicted: {answer.why}")
 
     def _judge(self, _: RecoveryFacts, decision: RecoveryDecision) -> None:

@@ -40,6 +40,8 @@ _PCI_ADDRESS = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7
 # The device nodes of one device. A driver that does not answer may block a read, so a disposable child makes them all.
 
 NODES_S = 5.0
+AROUND_S = 30.0
+"""Maximum seconds of a command before or after a reset."""
 MAX_DEPTH = 12
 MAX_FOLDERS = 10_000
 
@@ -218,7 +220,7 @@ class HostRecovery(DriverFiles):
         except OSError as error:
             return ResetAnswer(problem=f"{self._root} on the host cannot be read: {error.strerror}")
         try:
-            self._call("before", before, reset)
+            self._call("before", before)
             users = self._in_use(devices)
             if users:
                 return ResetAnswer(users)
@@ -226,16 +228,16 @@ class HostRecovery(DriverFiles):
             return ResetAnswer(problem=self._reset_each(resets, reset))
         finally:
             if not self._clock.is_ending():
-                self._call("after", after, reset)
+                self._call("after", after)
 
     def _in_use(self, devices: tuple[str, ...]) -> tuple[str, ...]:
         """Everything that prevents a reset now."""
         found, problem = self._holders(devices)
         return (*problem, *map(str, found))
 
-    def _call(self, when: str, commands: dict[str, ProbeCommand], reset: Reset) -> None:
+    def _call(self, when: str, commands: dict[str, ProbeCommand]) -> None:
         for device, command in commands.items():
-            problem = self._problem(command, reset)
+            problem = self._problem(command, AROUND_S)
             if problem:
                 self._warn(f"{device}, {when} the reset: {problem}")
 
@@ -244,7 +246,7 @@ class HostRecovery(DriverFiles):
         for number, (device, command) in enumerate(commands.items()):
             # The reset of the device before it may have taken minutes.
             users = self._in_use((device,)) if number else ()
-            problem = f"in use: {users[0]}" if users else self._problem(command, reset)
+            problem = f"in use: {users[0]}" if users else self._problem(command, reset.timeout_s)
             if problem:
                 return f"{device}: {problem}"
         return ""
@@ -265,10 +267,10 @@ class HostRecovery(DriverFiles):
             found[device] = command
         return found
 
-    def _problem(self, command: ProbeCommand, reset: Reset) -> str:
+    def _problem(self, command: ProbeCommand, limit_s: float) -> str:
         """Why the command failed, "" if it did not. Raises Terminated."""
         try:
-            ran = self._supervisor.run(command.argv, command.env, reset.timeout_s)
+            ran = self._supervisor.run(command.argv, command.env, limit_s)
         except StillStuckError as error:
             return f"an earlier {self._tool} (process {error.args[0]}) is stuck in the kernel"
         except OSError as error:
@@ -276,5 +278,5 @@ class HostRecovery(DriverFiles):
         if ran.is_cut:
             return f"{self._tool} printed more than {OUT_BYTES // 1024} KiB"
         if ran.status == TIMED_OUT:
-            return f"{self._tool} did not end within {reset.timeout_s:g} s"
+            return f"{self._tool} did not end within {limit_s:g} s"
         return one_line(f"{self._tool} failed with exit status {ran.status}: {ran.last_line}") if ran.status else ""

@@ -105,7 +105,7 @@ def test_a_user_that_comes_in_the_last_moment_stops_the_reset_and_gives_the_appr
     node = world("reset", auto=frozenset())
     node.play(5)
     node.cluster.edit(annotations={KEYS.approve_recovery: "reset"})
-    node.killer.at("event", lambda: setattr(node, "users", ("process 7",)), after=True)
+    node.killer.at("patch", lambda: setattr(node, "users", ("process 7",)), after=True)
     node.play(1)
     assert (node.resets, node.record.attempts) == ([], ())
     assert node.node_annotations[KEYS.approve_recovery] == "reset"
