@@ -202,9 +202,9 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> FleetNode:
     conditions = _interned({text_of(one, "type"): text_of(one, "status") for one in listed})
     ready: Mapping[str, Any] = next((one for one in listed if one.get("type") == "Ready"), {})
     record, problem = _record(notes.get(keys.rollout))
-    # `node_state` parses what the runs write; it needs these two keys only.
-    last_outcome = {key: text for key, text in notes.items() if key == keys.last_outcome}
-    shown = Node("", "", "", {keys.state: labels.get(keys.state, "")}, last_outcome)
+    # `node_state` parses what the runs and health-watch write; it needs these keys only.
+    written = {key: text for key, text in notes.items() if key in (keys.last_outcome, keys.recovery)}
+    shown = Node("", "", "", {keys.state: labels.get(keys.state, "")}, written)
     outcome = node_state.outcome_on(shown, keys)
     return FleetNode(
         name=text_of(metadata, "name"),
@@ -233,6 +233,7 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> FleetNode:
         is_reboot_approved=bool(keys.approve_reboot) and notes.get(keys.approve_reboot) == APPROVED,
         taints=tuple(map(_taint, spec.get("taints") or ())),
         is_deleting=bool(metadata.get("deletionTimestamp")),
+        recovery=node_state.recovery_on(shown, keys).state,
     )
 
 

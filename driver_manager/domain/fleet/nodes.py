@@ -55,7 +55,7 @@ from driver_manager.domain.fleet.state import (
     pod_name,
     release,
 )
-from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.node_state import NodeState, RecoveryState
 from driver_manager.domain.text import shortened, spoken
 
 # The phase of a node
@@ -309,6 +309,7 @@ UNFIT: tuple[tuple[str, Callable[[Member, Terms], bool | str]], ...] = (
         "a run is working on it",
         lambda one, _: one.node.driver_state is NodeState.UPGRADING and one.state is not UpgradeState.FAILED,
     ),
+    ("a recovery of its driver is under way", lambda one, _: one.node.recovery is RecoveryState.UNDER_WAY),
     ("the DaemonSet would not create its pod again", why_not_placed),
 )
 """Each reason, and its test: a text that it returns completes the reason."""

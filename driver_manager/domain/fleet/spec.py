@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.node import ROLLOUT
-from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.node_state import NodeState, RecoveryState
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.reboot.maintenance_windows import EXPECTED_WINDOWS, Schedule, parse_windows
 from driver_manager.domain.schema import JSON, Key, Problem, Reader, Rule
@@ -420,7 +420,7 @@ class FleetNode(Struct, frozen=True):
     run; `is_cordoned_by_run`: the journal has the cordon; `cleared_by` is the uid of the pod whose run has cleared the
     node, from the journal. `window` is the last outage that a run or health-watch has shown. `ready_s` is when the Node
     became Ready, 0 if unknown. `is_rebooting`: a rebooter was granted a reboot, which is not over; before that,
-    `is_reboot_approved`. `is_deleting`: the Node has a deletionTimestamp.
+    `is_reboot_approved`. `is_deleting`: the Node has a deletionTimestamp. `recovery` is that of a wedge.
     """
 
     name: str
@@ -449,6 +449,12 @@ class FleetNode(Struct, frozen=True):
     is_reboot_approved: bool = False
     taints: tuple[Taint, ...] = ()
     is_deleting: bool = False
+    recovery: RecoveryState = RecoveryState.NONE
+
+    @property
+    def is_in_recovery(self) -> bool:
+        """True if the driver is wedged, or a step that may have ended the wedge is not judged yet."""
+        return self.driver_state is NodeState.WEDGED or self.recovery is not RecoveryState.NONE
 
     @property
     def state_word(self) -> str:

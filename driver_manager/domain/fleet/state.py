@@ -259,7 +259,8 @@ class Member(Struct, frozen=True):
     @property
     def is_away(self) -> bool:
         """True if workloads cannot use the node now, for any reason."""
-        return self.node.unschedulable or not self.node.is_ready or not self.has_ready_pod
+        node = self.node
+        return node.unschedulable or not node.is_ready or not self.has_ready_pod or node.is_in_recovery
 
     @property
     def is_excluded(self) -> bool:

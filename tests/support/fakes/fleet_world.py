@@ -464,7 +464,8 @@ def _is_excluded(node: FleetNode) -> bool:
 
 
 def _is_away(node: FleetNode, pod: DriverPod | None) -> bool:
-    return node.unschedulable or not node.is_ready or pod is None or pod.is_deleting or not pod.is_ready
+    is_out = node.unschedulable or not node.is_ready or node.is_in_recovery
+    return is_out or pod is None or pod.is_deleting or not pod.is_ready
 
 
 class Checked:

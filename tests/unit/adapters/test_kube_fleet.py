@@ -64,7 +64,7 @@ from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL, T
 from driver_manager.domain.fleet.upgrade import RunEnd
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node import NodeChange
-from driver_manager.domain.node_state import LastOutcome, NodeState, encode
+from driver_manager.domain.node_state import LastOutcome, NodeState, Recovery, RecoveryState, encode, encode_note
 from driver_manager.sandbox.apiserver import Deny, apply_merge_patch
 from tests.support.fakes.builders import ASCEND
 from tests.support.fakes.clock import FakeClock, RecordingReporter
@@ -485,6 +485,7 @@ def test_a_node_is_read_bare_and_in_full() -> None:
             KEYS.upgrade_requested: "true",
             KEYS.journal: "{}",
             KEYS.cordon: "true",
+            KEYS.recovery: encode_note(Recovery("reset", RecoveryState.UNDER_WAY)),
         },
         spec={"unschedulable": True},
         status={
@@ -497,6 +498,7 @@ def test_a_node_is_read_bare_and_in_full() -> None:
     assert (found.upgrade, found.record, found.record_problem) == ("upgrade-failed", RECORD, "")
     assert (found.driver_state, found.outcome, found.outcome_s) == (NodeState.HELD, "it did not load", 1767323045.0)
     assert found.is_cordoned_by_run
+    assert found.recovery is RecoveryState.UNDER_WAY
     assert found.conditions == {"Ready": "True", "NetworkReady": "Unknown"}
     assert found.labels["rack"] == "a"
 

@@ -55,7 +55,7 @@ from driver_manager.domain.fleet.state import (
     SetTemplate,
 )
 from driver_manager.domain.fleet.waves import LATE_S, MAX_AT_ONCE, UNSEEN_S
-from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.node_state import NodeState, RecoveryState
 from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
@@ -199,6 +199,7 @@ OLD_POD: Scenarios = {
     "a taint of a removal": fleet([fresh(**LEAVES)]),
     "not Ready": fleet([fresh(is_ready=False)]),
     "a run is working": fleet([fresh(driver_state=UPGRADING)]),
+    "a recovery is under way": fleet([fresh(recovery=RecoveryState.UNDER_WAY)]),
     "an earlier target": FRESH_OF_OLD,
     "an earlier target, its pod was never deleted": replace(FRESH_OF_OLD, kept=NEVER_DELETED),
     "an earlier target, standing aside": replace(FRESH_OF_OLD, kept=NEVER_DELETED, rivals=("older",)),
@@ -289,6 +290,7 @@ PLACES: Scenarios = {
     "an unreadable record": one(node("a", record_problem="garbage"), new_pod("a")),
     "another rollout": one(node("a", RESTART, record=OF_ANOTHER), pod("a")),
     "a run is working": one(node("a", driver_state=UPGRADING), pod("a")),
+    **{f"a recovery is {state.value}": one(node("a", recovery=state), pod("a")) for state in RecoveryState},
     "an old pod deleted": one(node("a"), pod("a", is_deleting=True)),
     "failed for an earlier target and without a pod": one(node("a", FAILED, record=OF_OLD), None),
     "nodes without the driver": fleet(
@@ -348,6 +350,8 @@ STARTS: Scenarios = {
     "all available": two(node("a"), new_pod("a")),
     "one cordoned": two(node("a", unschedulable=True), new_pod("a")),
     "one not Ready": two(node("a", is_ready=False), new_pod("a")),
+    "one wedged": two(node("a", DONE, driver_state=WEDGED), new_pod("a")),
+    **{f"one recovery {state.value}": two(node("a", DONE, recovery=state), new_pod("a")) for state in RecoveryState},
     "one driver not ready": two(node("a"), NOT_READY),
     "one driver deleted": two(node("a"), new_pod("a", is_deleting=True)),
     "one under way": two(node("a", RESTART)),
