@@ -17,7 +17,7 @@ from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.core.ports import Cluster
 from driver_manager.core.rebooter import Rebooter, RebootPorts
 from driver_manager.domain.host import Marker, encode_marker
-from driver_manager.domain.node import Condition, Node, NodeChange
+from driver_manager.domain.node import Condition, Node, NodeChange, PodList
 from driver_manager.domain.reboot.decision import RebootDecision
 from driver_manager.domain.reboot.state import RebootPolicy, Slots, SlotsSeen
 from tests.support.control_plane.api import MERGE_PATCH, Api, gone
@@ -54,6 +54,10 @@ class Gated:
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         with self._killer.call("event", effect=True):
             return self._cluster.post_event(reason, message, warning=warning, key=key)
+
+    def pods(self, *, recent: bool = False) -> PodList:
+        with self._killer.call("pods"):
+            return self._cluster.pods(recent=recent)
 
     def limit_retries(self, budget_s: float) -> None:
         self._cluster.limit_retries(budget_s)

@@ -504,7 +504,7 @@ GENERATION_1 = [
 WORKLOADS = [*GENERATION_1, _may("get list", "resourceclaims", "resource.k8s.io")]
 """With claims, which the second generation's manager reads to find the pods that hold a device."""
 
-REBOOTER = [_may("get patch", "nodes"), _EVENTS, _LEASES]
+REBOOTER = [_may("get patch", "nodes"), _may("list", "pods"), _EVENTS, _LEASES]
 """The rights that the README gives the rebooter, without those for evicting."""
 
 ROLLOUT = [

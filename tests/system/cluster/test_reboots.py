@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.domain import selectors
 from driver_manager.domain.errors import ApiUnavailable
+from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.state import RebootPolicy, Record, encode_reboot_record
-from tests.support.control_plane.api import Api, wait_until
+from tests.support.control_plane.api import MERGE_PATCH, Api, wait_until
 from tests.support.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
 from tests.support.control_plane.runner import RunnerFactory
 from tests.support.control_plane.servers import AuditRecord, ControlPlane
@@ -87,6 +89,23 @@ def test_of_fifty_nodes_and_one_slot_never_two_reboot_at_once_and_each_does_once
             assert sorted(counted) == sorted(driver_node.name for driver_node in fleet.sites), reason
 
 
+def _pod(fleet: RealFleet, name: str, labels: dict[str, str]) -> str:
+    """The path of a pod that runs on the fleet's first node."""
+    body = {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"nodeName": fleet.sites[0].name, "containers": [{"name": "c", "image": "x"}]},
+    }
+    pods = f"/api/v1/namespaces/{fleet.namespace}/pods"
+    fleet.api.post(pods, body)
+    return f"{pods}/{name}"
+
+
+def end_pod(api: Api, path: str) -> None:
+    """The status that a kubelet gives a pod that has ended."""
+    body = {"status": {"phase": "Succeeded"}}
+    api.request("PATCH", f"{path}/status", body, content_type=MERGE_PATCH)
+
+
 def consuming(record: AuditRecord, driver_node: RealSite) -> bool:
     """Whether the request took the approval away, successfully."""
     if record.name != driver_node.name or record.verb != "patch" or record.code != 200:
@@ -121,6 +140,33 @@ def test_two_rebooters_that_race_on_one_node_consume_one_approval_once(
             records = control_plane.audit(control_plane.rebooter.name, mark)
             assert sum(consuming(record, driver_node) for record in records) == 1
             assert driver_node.notes()[KEYS.pre_reboot_boot_id] == driver_node.host.boot_id
+
+
+def test_a_job_gets_its_time_and_a_blocking_pod_blocks_before_the_approval_is_consumed(
+    control_plane: ControlPlane, admin_api: Api
+) -> None:
+    policy = RebootPolicy("", KEYS, completion=selectors.parse("job=yes"), blocking=selectors.parse("stays"))
+    with real_fleet(control_plane, admin_api, 1, policy) as fleet:
+        (driver_node,) = fleet.sites
+        job, stays = (_pod(fleet, name, labels) for name, labels in (("job", {"job": "yes"}), ("db", {"stays": ""})))
+        driver_node.request()
+        mark = control_plane.audit_mark()
+
+        def waits() -> str:
+            decision = driver_node.round()
+            assert decision is not None
+            assert (decision.act, driver_node.reboots) == (RebootAct.WAIT, [])
+            assert driver_node.notes()[KEYS.approve_reboot] == "true"
+            return decision.reason
+
+        assert waits() == f"is blocked: pods that match stays are on the node: {fleet.namespace}/db"
+        end_pod(admin_api, stays)
+        assert waits().endswith(f"at most for pods to complete: {fleet.namespace}/job")
+        end_pod(admin_api, job)
+        assert driver_node.round() is None
+        assert len(driver_node.reboots) == 1
+        asked = {(record.verb, record.code) for record in control_plane.audit(control_plane.rebooter.name, mark)}
+        assert ("list", 200) in asked
 
 
 @pytest.mark.shares(6)
