@@ -218,7 +218,11 @@ def test_the_newest_is_remembered_of_what_is_bounded() -> None:
 
 
 def test_each_node_that_was_restarted_is_known_to_the_next_controller() -> None:
-    views = [NodeView(f"n{at}", NodePhase.UNDER_WAY, 1, "", uid=f"u{at}", is_restarted=at != 30) for at in range(40)]
+    untouched = (10, 30)  # one that is named, and one beyond
+    views = [
+        NodeView(f"n{at}", NodePhase.UNDER_WAY, 1, "", uid=f"u{at}", is_restarted=at not in untouched)
+        for at in range(40)
+    ]
     seen = memory_of(written(with_nodes(*views))).seen
     assert {one.uid for one in seen} == {view.uid for view in views if view.is_restarted}
 
