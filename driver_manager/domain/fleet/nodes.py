@@ -46,7 +46,6 @@ from driver_manager.domain.fleet.state import (
     NodeDecision,
     NodePhase,
     NodeStatus,
-    PodMaker,
     PreflightResult,
     RestartPod,
     TemplateUnusable,
@@ -54,6 +53,7 @@ from driver_manager.domain.fleet.state import (
     Untouched,
     pod_name,
     release,
+    task_pods,
 )
 from driver_manager.domain.node_state import NodeState, RecoveryState
 from driver_manager.domain.text import shortened, spoken
@@ -536,7 +536,7 @@ def _judge_clearing(member: Member, record: NodeRecord, terms: Terms) -> NodeDec
 def _without_clear_pod(member: Member, record: NodeRecord, terms: Terms, driver: DriverPod) -> NodeDecision:
     """Create the pod. If an earlier pod ended while it held the node, do so even if the rollout is blocked."""
     try:
-        PodMaker(terms.fleet, record.revision, Task.CLEAR)
+        task_pods(terms.fleet, record.revision, Task.CLEAR, ())
     except TemplateUnusable as error:
         return _failing(member, record, terms, f"it cannot be cleared: {error.what}")
     until_s, unmade = terms.begun_s(record.since_s) + terms.policy.node_timeout_s, terms.fleet.unmade
@@ -727,7 +727,7 @@ def _next_of_taken(member: Member, found: Untouched, terms: Terms) -> Act:
         taken = replace(record, began_s=now_s, since_s=now_s, reason=TAKEN_AGAIN, outcome_s=node.outcome_s or 0.0)
         return MarkNode(node.name, node.resource_version, UpgradeState.RESTART, taken)
     if found.is_to_be_cleared:
-        return PodMaker(terms.fleet, record.revision, Task.CLEAR).pod(member.node, _attempt(member, record))
+        return task_pods(terms.fleet, record.revision, Task.CLEAR, (node,), _attempt(member, record))[0]
     return RestartPod(pod.namespace, pod.name, pod.uid, node.name)
 
 

@@ -372,46 +372,39 @@ class TemplateUnusable(ConfigError):
     """No task pod can be made from a pod template."""
 
 
-class PodMaker:
-    """Makes the pods of one task for the rollout of `fleet`, from the template of `revision`.
+def task_pods(
+    fleet: Fleet, revision: str, task: Task, nodes: Iterable[FleetNode], attempt: str = ""
+) -> list[CreatePod]:
+    """The pods of one task for `nodes`, from the template of `revision`; those of one attempt have the same names.
 
     Raises TemplateUnusable if no init container of the template runs a reconcile.
     """
-
-    def __init__(self, fleet: Fleet, revision: str, task: Task) -> None:
-        self._fleet, self._revision, self._task = fleet, revision, task
-        text = next((one.template for one in fleet.revisions if one.hash == revision), "")
-        limit_s = int(fleet.policy.node_timeout_s) + CLEAR_MORE_S if task is Task.CLEAR else LIMIT_S
-        self._annotations, self._spec = _prepared(text, revision, task, limit_s)
-
-    def pod(self, node: FleetNode, attempt: str = "") -> CreatePod:
-        """The pod for `node`; the same attempt has the same name."""
-        name = pod_name(self._fleet, self._revision, self._task, node, attempt)
-        namespace, _, rollout = self._fleet.rollout.partition("/")
-        owner = {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": KIND,
-            "name": rollout,
-            "uid": self._fleet.rollout_uid,
-            "controller": True,
-        }
+    text = next((one.template for one in fleet.revisions if one.hash == revision), "")
+    limit_s = int(fleet.policy.node_timeout_s) + CLEAR_MORE_S if task is Task.CLEAR else LIMIT_S
+    annotations, spec = _prepared(text, revision, task, limit_s)
+    namespace, _, rollout = fleet.rollout.partition("/")
+    labels = {
+        TASK_LABEL: task.value,
+        ROLLOUT_LABEL: _label(rollout),
+        TASK_REVISION_LABEL: _label(revision),
+        PROFILE_LABEL: _label(fleet.profile),
+    }
+    kind = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND}
+    owner = {**kind, "name": rollout, "uid": fleet.rollout_uid, "controller": True}
+    found = []
+    for node in nodes:
+        name = pod_name(fleet, revision, task, node, attempt)
         metadata = {
             "name": name,
             "namespace": namespace,
-            "labels": {
-                TASK_LABEL: self._task.value,
-                ROLLOUT_LABEL: _label(rollout),
-                TASK_REVISION_LABEL: _label(self._revision),
-                NODE_LABEL: _label(node.name),
-                PROFILE_LABEL: _label(self._fleet.profile),
-            },
+            "labels": {**labels, NODE_LABEL: _label(node.name)},
             # The container reads the digest of the wanted driver from these annotations of its own pod.
-            "annotations": dict(self._annotations),
+            "annotations": dict(annotations),
             "ownerReferences": [owner],
         }
-        spec = {**self._spec, "nodeName": node.name}
-        body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-        return CreatePod(namespace, name, node.name, self._task, body)
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**spec, "nodeName": node.name}}
+        found.append(CreatePod(namespace, name, node.name, task, body))
+    return found
 
 
 def pod_name(fleet: Fleet, revision: str, task: Task, node: FleetNode, attempt: str = "") -> str:

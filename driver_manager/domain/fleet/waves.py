@@ -40,12 +40,12 @@ from driver_manager.domain.fleet.state import (
     NodePreflight,
     NodeStatus,
     Phase,
-    PodMaker,
     PreflightFinding,
     PreflightResult,
     TemplateUnusable,
     Terms,
     WaveView,
+    task_pods,
 )
 from driver_manager.domain.text import several, shortened, spoken
 from driver_manager.domain.wire import LAST_MOMENT_S, written_time
@@ -677,10 +677,9 @@ def _made(asked: Sequence[NodeStatus], terms: Terms) -> tuple[list[CreatePod], s
     if not missing:
         return [], ""
     try:
-        maker = PodMaker(terms.fleet, terms.target, Task.PREFLIGHT)
+        return task_pods(terms.fleet, terms.target, Task.PREFLIGHT, missing[: max(0, room)]), ""
     except TemplateUnusable as error:
         return [], error.what
-    return [maker.pod(node) for node in missing[: max(0, room)]], ""
 
 
 def is_at_work(pod: TaskPod, now_s: float) -> bool:

@@ -50,9 +50,9 @@ from driver_manager.domain.fleet.state import (
     CreatePod,
     DeletePod,
     MarkNode,
-    PodMaker,
     RestartPod,
     SetTemplate,
+    pod_name,
 )
 from driver_manager.domain.fleet.waves import LATE_S, MAX_AT_ONCE, UNSEEN_S
 from driver_manager.domain.node_state import NodeState, RecoveryState
@@ -784,7 +784,7 @@ def clearing(one: FleetNode, *pods: TaskPod, **said: Any) -> Fleet:
 
 def clear(**said: Any) -> TaskPod:
     """The pod that clears the node as it was taken, while it runs."""
-    name = PodMaker(clearing(TAKEN), said.get("revision", NEW), Task.CLEAR).pod(TAKEN, f"{BEGAN_S:.3f}/boot-1").name
+    name = pod_name(clearing(TAKEN), said.get("revision", NEW), Task.CLEAR, TAKEN, f"{BEGAN_S:.3f}/boot-1")
     known = {"namespace": "npu", "name": name, "uid": f"uid-{name}", "node": "a", "revision": NEW, "task": Task.CLEAR}
     return TaskPod(**{**known, "made_s": BEGAN_S, **said})
 

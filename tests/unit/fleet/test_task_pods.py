@@ -11,14 +11,14 @@ import pytest
 
 from driver_manager.cli.reconcile import preflight_command, reconcile_command
 from driver_manager.domain import selectors
-from driver_manager.domain.fleet.spec import Revision, Task
+from driver_manager.domain.fleet.spec import FleetNode, Revision, Task
 from driver_manager.domain.fleet.state import (
     NOT_OF_PREFLIGHT,
     TASKS,
     CreatePod,
-    PodMaker,
     TemplateUnusable,
     profile_of,
+    task_pods,
     tasks_of,
 )
 from scripts.releasing.kustomize import OVERLAYS, only, render
@@ -59,15 +59,17 @@ TEMPLATE: Json = {
 }
 
 
-def maker(template: Any = TEMPLATE, task: Task = Task.PREFLIGHT, **said: Any) -> PodMaker:
+NODE_A = node("a")
+
+
+def made(
+    template: Any = TEMPLATE, task: Task = Task.PREFLIGHT, of: FleetNode = NODE_A, attempt: str = "", **said: Any
+) -> CreatePod:
     text = template if isinstance(template, str) else json.dumps(template)
     revisions = (Revision("driver-new", NEW, 2, text),)
     said = {"rollout_uid": "ro-uid", "profile": "rebellions", **said}
-    return PodMaker(fleet((node("a"),), revisions=revisions, **said), NEW, task)
-
-
-def made(template: Any = TEMPLATE, **said: Any) -> CreatePod:
-    return maker(template, **said).pod(node("a"))
+    (found,) = task_pods(fleet((of,), revisions=revisions, **said), NEW, task, (of,), attempt)
+    return found
 
 
 def running(**said: Any) -> Json:
@@ -94,24 +96,24 @@ def test_it_is_none_of_the_daemonsets_pods_goes_with_the_rollout_and_nobody_has_
 
 def test_the_pod_that_clears_has_every_option_of_the_run_and_its_priority() -> None:
     args = ["reconcile-driver-state", "--metrics-textfile=/x", "-o", "json", "--evict-holders"]
-    clears = maker(running(args=args), Task.CLEAR)
-    spec = clears.pod(node("a"), "1").body["spec"]
+    first, second = (made(running(args=args), Task.CLEAR, attempt=attempt) for attempt in "12")
+    spec = first.body["spec"]
     (found,) = spec["containers"]
     assert found["args"] == [*args[:2], "--evict-holders", "--clear-for", NEW]
     assert (spec["priorityClassName"], spec["restartPolicy"]) == ("system-node-critical", "Never")
     assert spec["activeDeadlineSeconds"] == 1860
     assert "resources" not in found
-    assert clears.pod(node("a"), "1").name != clears.pod(node("a"), "2").name
+    assert first.name != second.name
     assert {"--clear-for", "--dry-run"} <= {name for one in reconcile_command.params for name in one.opts}
 
 
 def test_the_name_follows_from_what_it_is_for() -> None:
     assert made() == made()
     nodes = (node("a"), node("b"), node("a", uid="a-again"))
-    names = [*(maker().pod(one).name for one in nodes), made(rollout="npu/" + "x" * 253).name]
+    names = [*(made(of=one).name for one in nodes), made(rollout="npu/" + "x" * 253).name]
     assert len(set(names)) == 4
     assert max(map(len, names)) <= 63, "it is the pod's hostname, too"
-    labels = maker().pod(node("n" * 62 + ".example.com")).body["metadata"]["labels"]
+    labels = made(of=node("n" * 62 + ".example.com")).body["metadata"]["labels"]
     assert all(selectors.is_label_value(value) for value in labels.values())
 
 
