@@ -147,7 +147,10 @@ class DriverStarter(Controller):
     def _consider(self, event: Event) -> None:
         pod, uid = event.obj, event.obj["metadata"]["uid"]
         if event.type == "ADDED" and TASK_LABEL in pod["metadata"].get("labels", {}):
-            self._due[uid] = Due(time.monotonic() + self._scenario.init_s, partial(self._no_plan, pod))
+            status = {"phase": "Failed", "message": "the nodes of this sandbox make no plan"}
+            self._due[uid] = Due(
+                time.monotonic() + self._scenario.init_s, partial(set_status, self._store, pod, status)
+            )
         if not pod["spec"].get("initContainers"):
             return
         if event.type == "DELETED" or "deletionTimestamp" in pod["metadata"]:
@@ -161,10 +164,6 @@ class DriverStarter(Controller):
             self._containers[uid] = self._fleet.run(pod, partial(self._end, pod))
         elif event.type == "ADDED":
             self._due[uid] = Due(time.monotonic() + self._scenario.init_s, partial(self._simulate, pod))
-
-    def _no_plan(self, pod: Obj) -> None:
-        status = {"phase": "Failed", "message": "the nodes of this sandbox make no plan"}
-        set_status(self._store, pod, status)
 
     def _simulate(self, pod: Obj) -> None:
         release, keys = self._scenario.releases[version_of(pod)], self._fleet.profile.keys

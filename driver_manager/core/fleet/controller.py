@@ -505,6 +505,6 @@ class FleetController:
     def _report(self) -> None:
         why = self._trouble
         if not why and self._is_leading:
-            why = "; ".join(self._world.lost()) or self._world.why_not_listed()
+            why = self._world.why_unread()
         now_s = self._ports.clock.wall()
         self._publish(FleetReport(self._is_leading, why, dict(self._figures), dict(self._acts), now_s))

@@ -256,12 +256,10 @@ class FleetCache:
     def is_listed(self, subject: Subject) -> bool:
         return subject in self._rooms and self._rooms[subject].is_listed
 
-    def why_not_listed(self) -> str:
-        """Why a subject is lost or not listed yet, "" if all are listed."""
-        return self._why_unknown(self.subjects())
-
-    def lost(self) -> tuple[str, ...]:
-        return tuple(sorted({room.lost for room in self._rooms.values() if room.lost}))
+    def why_unread(self) -> str:
+        """Why subjects are lost, or one is not listed yet; "" if all can be read."""
+        lost = sorted({room.lost for room in self._rooms.values() if room.lost})
+        return "; ".join(lost) or self._why_unknown(self.subjects())
 
     def fleet(
         self,

@@ -133,15 +133,15 @@ def test_what_was_doubted_is_news_with_its_next_version(known: FleetCache) -> No
 
 def test_each_subject_has_to_be_listed_and_seen() -> None:
     known = FleetCache(HERE)
-    assert known.why_not_listed() == "rollouts in namespace npu are not listed yet"
+    assert known.why_unread() == "rollouts in namespace npu are not listed yet"
     known.apply(Listed(ROLLOUTS, (rollout(),), "1"))
     assert known.why_blind(POLICY) == "DaemonSets in namespace npu are not listed yet"
     known = world(Lost(NODES, "no answer"))
     assert known.why_blind(POLICY) == "no answer"
-    assert known.lost() == ("no answer",)
+    assert known.why_unread() == "no answer"
     assert known.apply(Found(NODES))
     assert not known.apply(Found(NODES))
-    assert known.why_blind(POLICY) == known.why_not_listed() == ""
+    assert known.why_blind(POLICY) == known.why_unread() == ""
     known.apply(Lost(TASKS_HERE, "no answer"))
     assert known.why_blind(POLICY) == "no answer", "a result may have come meanwhile"
 
@@ -190,7 +190,7 @@ def test_nodes_are_listed_once_without_a_rollout_and_followed_while_one_is_left(
     known = FleetCache(HERE)
     known.apply(Listed(ROLLOUTS, (), "1"))
     assert known.subjects() == {ROLLOUTS, NODES}
-    assert known.why_not_listed() == "Nodes are not listed yet"
+    assert known.why_unread() == "Nodes are not listed yet"
     known.apply(Listed(NODES, (left(),), "1"))
     known.apply(Lost(NODES, "no answer"))
     assert known.subjects() == {ROLLOUTS, NODES}
@@ -200,7 +200,7 @@ def test_nodes_are_listed_once_without_a_rollout_and_followed_while_one_is_left(
     assert known.subjects() == {ROLLOUTS}
     known.keep_only(known.subjects())
     assert known.subjects() == {ROLLOUTS}
-    assert known.why_not_listed() == ""
+    assert known.why_unread() == ""
 
 
 def test_nodes_are_listed_again_after_a_rollout_that_could_not_be_read_is_gone() -> None:
