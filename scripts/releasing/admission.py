@@ -25,7 +25,10 @@ ANNOTATIONS = {
         *("journal", "cordon", "last_outcome", "generation", "upgrade_requested", "safe_load"),
         *("recovery", "approve_recovery"),
     ),
-    "rebooter": ("cordon", "approve_reboot", "pre_reboot_boot_id", "reboot_in_progress"),
+    "rebooter": (
+        *("cordon", "approve_reboot", "pre_reboot_boot_id", "reboot_in_progress"),
+        *("recovery", "approve_recovery"),
+    ),
     "rollout": ("rollout", "approve_reboot", "upgrade_requested"),
 }
 """The keys that each role writes, by the fields of NodeKeys. Runs also write deploy labels."""

@@ -111,7 +111,8 @@ def honest() -> Iterator[tuple[str, str, Sender, Change]]:
             rebooter = account(vendor, "driver-rebooter")
             wish = joined(label(keys.reboot_required), label(keys.upgrade_state), label(keys.state))
             asked = joined(note(keys.pre_reboot_boot_id), note(keys.reboot_in_progress))
-            grant = joined(asked, note(keys.approve_reboot, None))
+            approved = joined(note(keys.approve_reboot, None), note(keys.approve_recovery, None))
+            grant = joined(asked, approved, note(keys.recovery))
             yield vendor, "a reboot is asked for", run, wish
             yield vendor, "the rebooter shows the request", rebooter, wish
             yield vendor, "its condition", rebooter, conditions({"type": keys.condition, "status": "False"}, READY)
@@ -166,9 +167,8 @@ def forged() -> Iterator[tuple[str, str, Sender, Change, str]]:
         yield vendor, "the rollout and a switch", rollout, switch, "labels"
         yield vendor, "a run and KMM", run, label("kmm.node.kubernetes.io/version-module.a.b"), "labels"
         yield vendor, "the rebooter and a journal", rebooter, note(keys.journal), "annotations: "
-        for sender in (rebooter, rollout):
-            for key in (keys.recovery, keys.approve_recovery):
-                yield vendor, f"{sender.name} and {key}", sender, note(key), "annotations: "
+        for key in (keys.recovery, keys.approve_recovery):
+            yield vendor, f"the rollout and {key}", rollout, note(key), "annotations: "
         yield vendor, "a run and the slots of a Lease", run, note(keys.recovery_slots), "annotations: "
         yield vendor, "a run and the rollout's record", run, note(keys.rollout), "annotations: "
         yield vendor, "a run and the mute", run, note(keys.mute_until), "annotations: "
