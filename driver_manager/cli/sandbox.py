@@ -26,6 +26,12 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox import scenarios
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.fleet import FLEET_SCENARIOS, HEADINGS, FleetScenario, NodeRow, Picture, run_fleet_scenario
+from driver_manager.sandbox.loops import (
+    REBOOT_SCENARIOS,
+    RECOVERY_SCENARIOS,
+    run_reboot_scenario,
+    run_recovery_scenario,
+)
 
 # The screen of a scenario: lines, and on a terminal a table of the fleet below them, which is redrawn. Without room or
 # without a terminal each change is a line.
@@ -122,7 +128,8 @@ def _colour(row: NodeRow) -> str:
     return GREEN if row.upgrade == UpgradeState.DONE.value else ""
 
 
-ALL: dict[str, scenarios.NamedScenario] = {**scenarios.SCENARIOS, **scenarios.REBOOT_SCENARIOS, **FLEET_SCENARIOS}
+LOOP_SCENARIOS: dict[str, scenarios.NamedScenario] = {**REBOOT_SCENARIOS, **RECOVERY_SCENARIOS}
+ALL: dict[str, scenarios.NamedScenario] = {**scenarios.SCENARIOS, **LOOP_SCENARIOS, **FLEET_SCENARIOS}
 
 
 def _names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -155,9 +162,9 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, wants_shell
         near = difflib.get_close_matches(name, ALL, n=1)
         meant = f"Did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"there is no scenario {name!r}", f"{meant}See `driver-manager sandbox --list`.")
-    if wants_shell and (wants_all or output == "json" or name in scenarios.REBOOT_SCENARIOS):
+    if wants_shell and (wants_all or output == "json" or name in LOOP_SCENARIOS):
         raise ConfigError(
-            "--shell needs one scenario without a rebooter, and text output",
+            "--shell needs one scenario without health-watch or rebooter, and text output",
             f"Leave out --all and -o json, and give one of {', '.join([*scenarios.SCENARIOS, *FLEET_SCENARIOS])}.",
         )
     names = list(ALL) if wants_all else [name]
@@ -177,8 +184,10 @@ def _play(name: str, output: str, *, wants_shell: bool) -> scenarios.ScenarioRep
         scenario = FLEET_SCENARIOS[name]
         shell = partial(_open_fleet_shell, scenario, screen) if wants_shell else None
         report = run_fleet_scenario(scenario.by_hand if wants_shell else scenario, screen, shell)
-    elif name in scenarios.REBOOT_SCENARIOS:
-        report = scenarios.run_reboot_scenario(scenarios.REBOOT_SCENARIOS[name], screen)
+    elif name in REBOOT_SCENARIOS:
+        report = run_reboot_scenario(REBOOT_SCENARIOS[name], screen)
+    elif name in RECOVERY_SCENARIOS:
+        report = run_recovery_scenario(RECOVERY_SCENARIOS[name], screen)
     else:
         return _play_scenario(scenarios.SCENARIOS[name], screen, wants_shell=wants_shell)
     if report.problems or not wants_shell:

@@ -20,10 +20,13 @@ from typing import Any, Self, TextIO
 
 from msgspec import Struct, field
 
+from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT, TOKEN_FILE
 from driver_manager.domain import events
+from driver_manager.domain.node_state import decode_note
 from driver_manager.domain.profile import Profile
 from driver_manager.sandbox import apiserver
 from driver_manager.sandbox.host import KERNEL, MACHINE_ID, HostTree
+from driver_manager.sandbox.pod import UID
 
 NODE = "sandbox-node"
 OPERANDS = (
@@ -82,6 +85,8 @@ class Recorder(apiserver.Controller):
         if is_cordoned != bool(before.get("spec", {}).get("unschedulable")):
             texts.append("node cordoned" if is_cordoned else "node uncordoned")
         journal, outcome = notes.pop(keys.journal, ("", "")), notes.pop(keys.last_outcome, None)
+        recovery, _ = notes.pop(keys.recovery, None), notes.pop(keys.generation, None)
+        texts += [f"recovery: {_said(recovery[1])}"] if recovery is not None else []
         texts += [f"{key}: {old} → {new}" for key, (old, new) in notes.items()]
         if outcome is not None:
             texts.append("outcome of the run written")
@@ -91,6 +96,12 @@ class Recorder(apiserver.Controller):
 
 
 ABSENT = "(absent)"
+
+
+def _said(text: str) -> str:
+    """A recovery's annotation in words."""
+    seen = decode_note(text)
+    return f"{seen.step} {seen.state.value}: {seen.reason}".strip() if seen is not None else text
 
 
 def _changes(before: apiserver.Obj, after: apiserver.Obj, part: str) -> dict[str, tuple[str, str]]:
@@ -136,6 +147,20 @@ class SandboxCluster(Struct, dict=True):
         path.touch(mode=0o600)
         path.write_text(json.dumps(kubeconfig))
         return path
+
+    def service_account(self, pod: apiserver.Obj) -> Path:
+        """The folder with token and uid of the pod for its containers: see `driver_manager.sandbox.pod`."""
+        uid = pod["metadata"]["uid"]
+        folder = self.folder / f"pod-{uid}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / TOKEN_FILE).write_text(next(iter(self.server.tokens)))
+        (folder / UID).write_text(uid)
+        return folder
+
+    def service_env(self) -> dict[str, str]:
+        """The variables by which a pod finds the API server."""
+        host, _, port = self.server.url.rpartition("/")[2].partition(":")
+        return {SERVICE_HOST: host, SERVICE_PORT: port}
 
     @property
     def namespace(self) -> str:

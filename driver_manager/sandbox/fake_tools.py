@@ -29,7 +29,9 @@ OFFERED_DRIVERS = "offered-drivers"
 
 REBOOT_ASKED = "reboot-asked"
 WEDGED = "run/chip-is-wedged"
-"""A file that makes the vendor's tool fail until the next boot."""
+"""A file that makes the vendor's tool report the chip as bad: it has the step that heals it; each boot does."""
+
+RESET, RELOAD = "reset", "reload"
 
 NPU_SMI_TABLE = """\
 +---------------------------+---------------+----------------------------------------------------+
@@ -55,6 +57,11 @@ ANSWERS = {
 """For each vendor tool the module that it needs, and its output for one device. `%s`: true if the device is at work.
 The forms are those of the recordings in tests/unit/golden/probes."""
 
+WEDGED_ANSWERS = {"tt-smi": ANSWERS["tt-smi"][1].replace('{"t": 1}', "null")}
+"""The output for a wedged device, which a tool without one has as for a healthy one."""
+
+RESETS, SEES = "resets a device", "sees a device"
+
 BUSY = "rmmod: ERROR: Module {} is in use"
 
 
@@ -73,7 +80,7 @@ def main(argv: list[str]) -> int:
         "systemctl": systemctl,
         "new-driver": new_driver,
     }
-    return tools[tool](Path(tree), arguments) if tool in tools else answer(Path(tree), tool)
+    return tools[tool](Path(tree), arguments) if tool in tools else answer(Path(tree), tool, arguments)
 
 
 def rmmod(tree: Path, arguments: list[str]) -> int:
@@ -162,6 +169,7 @@ def insert(tree: Path, name: str, dependencies: dict[str, tuple[Path, list[str]]
         node = tree / "dev" / DEVICES[name]
         node.parent.mkdir(exist_ok=True)
         node.touch()
+        heal(tree, RELOAD)
     return 0
 
 
@@ -247,17 +255,31 @@ def npu_smi(tree: Path, _: list[str]) -> int:
     return 0
 
 
-def answer(tree: Path, tool: str) -> int:
-    """Another vendor's tool; each sample is logged."""
+def answer(tree: Path, tool: str, arguments: list[str]) -> int:
+    """Another vendor's tool; each sample of a healthy device and each reset is logged."""
     module, form = ANSWERS[tool]
     if not (tree / "sys/module" / module).is_dir():
         return fail(f"{tool}: no driver")
+    if "-r" in arguments:
+        note(tree, f"{tool} {RESETS}")
+        heal(tree, RESET)
+        return 0
+    if (tree / WEDGED).exists() and tool in WEDGED_ANSWERS:
+        print(WEDGED_ANSWERS[tool])  # noqa: T201  # this program's output
+        return 0
     left = int((tree / AT_WORK).read_text()) if (tree / AT_WORK).exists() else 0
     if left:
         (tree / AT_WORK).write_text(f"{left - 1}\n")
-    note(tree, f"{tool} sees a device{' at work' if left else ''}")
+    note(tree, f"{tool} {SEES}{' at work' if left else ''}")
     print(form % json.dumps(left > 0) if "%s" in form else form)  # noqa: T201  # this program's output
     return 0
+
+
+def heal(tree: Path, step: str) -> None:
+    """End the wedge, if `step` is what heals it."""
+    wedged = tree / WEDGED
+    if wedged.exists() and wedged.read_text().strip() == step:
+        wedged.unlink()
 
 
 def note(tree: Path, text: str) -> None:

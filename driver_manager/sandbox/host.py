@@ -22,7 +22,7 @@ from driver_manager.sandbox import fake_tools
 
 KERNEL = "6.1.0-sandbox"
 MACHINE_ID = "5a9db0c5a9db0c5a9db0c5a9db0c5a9d"
-UPTIME = "86400.00 86400.00"
+FIRST_UPTIME_S = 86400.0
 FIRMWARE_PATH = "sys/module/firmware_class/parameters/path"
 ROOT_MOUNT = "36 25 0:31 / {} rw,relatime shared:1 - overlay overlay rw\n"
 TOOLS = ("rmmod", "modprobe", "insmod", "modinfo", "umount", "systemctl")
@@ -42,7 +42,7 @@ class HostTree(Struct, frozen=True):
         self.write("etc/machine-id", MACHINE_ID)
         self.write("proc/sys/kernel/osrelease", KERNEL)
         self.write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
-        self.write("proc/uptime", UPTIME)
+        self.pass_time(0.0)
         device = self.profile.pci_devices[0] if self.profile.pci_devices else "1120"
         kind = self.profile.pci_classes[0] if self.profile.pci_classes else "1200"
         for name, value in (("vendor", self.profile.pci_vendor), ("device", device), ("class", f"{kind}00")):
@@ -115,6 +115,9 @@ class HostTree(Struct, frozen=True):
         _add_process(self.root, pid, name, device, cgroup)
         self.hold_device()
 
+    def has_process(self, pid: int) -> bool:
+        return (self.root / "proc" / str(pid)).exists()
+
     def end_process(self, pid: int) -> None:
         shutil.rmtree(self.root / "proc" / str(pid))
         fake_tools.count(self.root / "sys/module" / self.profile.modules.roots[0], -1)
@@ -132,9 +135,22 @@ class HostTree(Struct, frozen=True):
         rows = [line.split(" ", 1) for line in (self.root / fake_tools.KERNEL_LOG).read_text().splitlines()]
         return [(float(at_s), text) for at_s, text in rows]
 
-    def wedge(self) -> None:
-        """Let the vendor's tool fail until a reboot."""
-        self.write(fake_tools.WEDGED, "")
+    def wedge(self, healed_by: str = "") -> None:
+        """Let the vendor's tool report a bad chip until the step `healed_by`, or a reboot."""
+        self.write(fake_tools.WEDGED, healed_by)
+
+    def heal(self) -> None:
+        (self.root / fake_tools.WEDGED).unlink(missing_ok=True)
+
+    @property
+    def is_wedged(self) -> bool:
+        return (self.root / fake_tools.WEDGED).exists()
+
+    def pass_time(self, seconds: float) -> None:
+        """Set the uptime to `seconds` more than at the beginning."""
+        new = self.root / "proc/.uptime"
+        new.write_text(f"{FIRST_UPTIME_S + seconds:.2f} 0.00\n")
+        new.replace(self.root / "proc/uptime")
 
     def start_service(self, name: str) -> None:
         fake_tools.systemctl(self.root, ["start", name])

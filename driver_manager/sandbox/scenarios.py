@@ -1,4 +1,4 @@
-"""The scenarios of one node and of reboots: their data, how each runs, and how its end is checked.
+"""The scenarios of one run on one node: their data, how each is played, and how its end is checked.
 
 This module plays the hardware, the kubelet and the administrator. A `Show` prints.
 """
@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
 from types import FrameType
@@ -21,16 +20,10 @@ from typing import Any, Protocol, TextIO
 
 from msgspec import Struct, field
 
-from driver_manager.adapters.kube.leases import LEASE
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.health.watch import decode_watch_record
-from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, encode_marker
 from driver_manager.domain.node_state import NodeState
-from driver_manager.domain.reboot.decision import APPROVED
-from driver_manager.domain.reboot.state import Record, decode_reboot_record
 from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
-from driver_manager.sandbox.apiserver import ApiError
 from driver_manager.sandbox.cluster import (
     NODE,
     TEAMS,
@@ -104,7 +97,7 @@ def _vendor_host(vendor: str, modules: Modules, samples: int = 0) -> Prepare:
     return _host((f"/opt/{vendor}/{OLD}", OLD), (f"/opt/{vendor}/{NEW}", NEW), modules=modules, then=then)
 
 
-def _manager(root: str) -> dict[str, str]:
+def loaded_by_manager(root: str) -> dict[str, str]:
     return {"DRIVER_LOAD": "manager", "DRIVER_ROOT": root}
 
 
@@ -160,7 +153,7 @@ class Scenario(NamedScenario, frozen=True):
     add_pods: Callable[[SandboxCluster], None] = lambda _: None
     profile: str = "rebellions"
     labels: dict[str, str] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=lambda: _manager(NEW_ROOT))
+    env: dict[str, str] = field(default_factory=lambda: loaded_by_manager(NEW_ROOT))
     arguments: tuple[str, ...] = ()
     changed_labels: dict[str, str] = field(default_factory=dict)
     interference: Interference = Interference.NONE
@@ -191,7 +184,7 @@ VENDOR_SCENARIOS = (
         _vendor_host("amd", AMD),
         ExitCode.REBOOT_REQUIRED,
         profile="amd",
-        env=_manager(f"/opt/amd/{NEW}"),
+        env=loaded_by_manager(f"/opt/amd/{NEW}"),
         arguments=("--no-wait",),
         interference=Interference.REBOOT_AFTER,
         kernel=_swap("amd-smi", AMD, unloads=False),
@@ -202,7 +195,7 @@ VENDOR_SCENARIOS = (
         "Tenstorrent: an operand that runs without its label is paused; the driver is swapped, the label is removed",
         _vendor_host("tenstorrent", TENSTORRENT),
         profile="tenstorrent",
-        env=_manager(f"/opt/tenstorrent/{NEW}"),
+        env=loaded_by_manager(f"/opt/tenstorrent/{NEW}"),
         kernel=_swap("tt-smi", TENSTORRENT),
         asks=ASKS,
     ),
@@ -212,7 +205,7 @@ VENDOR_SCENARIOS = (
         _vendor_host("habana", GAUDI),
         add_pods=lambda cluster: cluster.add_workload("training-0", app="training", resource=""),
         profile="gaudi",
-        env=_manager(f"/opt/habana/{NEW}") | {"ENABLE_NPU_POD_EVICTION": "true"},
+        env=loaded_by_manager(f"/opt/habana/{NEW}") | {"ENABLE_NPU_POD_EVICTION": "true"},
         kernel=_swap("hl-smi", GAUDI),
         asks=ASKS,
     ),
@@ -221,13 +214,13 @@ VENDOR_SCENARIOS = (
         "Furiosa: the NPU is at work though no process has it open; the swap waits until it is idle",
         _vendor_host("furiosa", FURIOSA, samples=2),
         profile="furiosa",
-        env=_manager(f"/opt/furiosa/{NEW}"),
+        env=loaded_by_manager(f"/opt/furiosa/{NEW}"),
         kernel=("furiosa-smi sees a device at work", *_swap("furiosa-smi", FURIOSA)),
         asks=ASKS,
     ),
 )
 
-_MANAGER = _manager(NEW_ROOT)
+_MANAGER = loaded_by_manager(NEW_ROOT)
 _EVICTS = {"ENABLE_NPU_POD_EVICTION": "true"}
 _IMPATIENT = _MANAGER | {"DEVICE_FREE_TIMEOUT": "1s"}
 _CUSTOM = {"rebellions.ai/npu.deploy.vfio-manager": "false", "rebellions.ai/npu.deploy.container-toolkit": "team-a"}
@@ -612,318 +605,6 @@ def _problems(scenario: Scenario, before: NodeSummary, after: NodeSummary, exit_
             ("driver", after.driver, scenario.driver_after),
         ]
     )
-
-
-# Scenarios of reboots.
-
-
-class RebootScenario(NamedScenario, frozen=True):
-    """A scenario of reboots. Every node reboots `reboots` times. `recovers`: the chip recovers before the approval.
-
-    A reconcile requests an upgrade. health-watch requests a recovery if the chip `wedges`, else the scenario writes the
-    marker.
-    """
-
-    reason: str = RECOVERY
-    nodes: int = 1
-    approves: bool = True
-    recovers: bool = False
-    wedges: bool = False
-    reboots: int = 1
-    env: Mapping[str, str] = field(default_factory=dict)
-
-
-REBOOT_SCENARIOS = {
-    scenario.name: scenario
-    for scenario in (
-        RebootScenario(
-            "reboot-approved",
-            "an upgrade requests a reboot: the node waits for approval, reboots once, loads the new driver and cleans "
-            "up",
-            UPGRADE_REASON,
-        ),
-        RebootScenario(
-            "reboot-recovery",
-            "a wedged chip, and recoveries need no approval: the node reboots at once and cleans up",
-            approves=False,
-            env={"AUTO_RECOVER": "true"},
-        ),
-        RebootScenario(
-            "wedge-to-reboot",
-            "a chip wedges: health-watch requests a reboot, the rebooter waits for approval, reboots and cleans up",
-            wedges=True,
-        ),
-        RebootScenario(
-            "reboot-one-slot",
-            "two nodes have to reboot, one at a time: the second waits until the first serves again",
-            nodes=2,
-            env={"REBOOT_CORDON": "true"},
-        ),
-        RebootScenario(
-            "reboot-withdrawn",
-            "the chip recovers before the approval: the request is withdrawn everywhere, nothing reboots",
-            approves=False,
-            recovers=True,
-            reboots=0,
-        ),
-    )
-}
-
-INTERVAL = "0.2s"
-PLAY_TIMEOUT_S = 150.0
-COMMAND_TIMEOUT_S = 90.0
-REBOOT_POLL_S = 0.01
-AGENTS = {"reconcile-driver-state": "reconcile"}
-WIDEST = len("health-watch")
-REST_OF_STATUS = "devices"
-"""The first line of `status` that has nothing to do with the reboot."""
-
-
-class Machine:
-    """A node: its host, and the loops that run on it."""
-
-    def __init__(self, name: str, folder: Path, show: Show, prefix: str) -> None:
-        self.name = name
-        self.tree = HostTree(folder / "host", folder / "bin", builtin()["ascend"])
-        self.tree.build()
-        self.tree.keep_kernel_log()
-        self.serve_old()
-        self.reboots = 0
-        self.marker = self.tree.inside(self.tree.profile.paths.reboot_marker)
-        self._show = show
-        self._prefix = prefix
-        self._loops: list[Process] = []
-
-    def serve_old(self) -> None:
-        self.tree.serve(ASCEND_ROOT, OLD_FIRMWARE, OLD_DIGEST)
-
-    def start(self, command: list[str], env: dict[str, str]) -> None:
-        self._loops.append(Process(command_line(*command), env, self.tree.root, self._printer(command[0])))
-
-    def stop(self) -> None:
-        """Kill the loops, as a power cut does."""
-        for loop in self._loops:
-            loop.kill()
-        self._loops.clear()
-
-    @property
-    def has_ended(self) -> bool:
-        return any(loop.has_ended for loop in self._loops)
-
-    @property
-    def is_watched(self) -> bool:
-        """True if health-watch has had a healthy sample in this boot."""
-        path = self.tree.inside(self.tree.profile.paths.health_record)
-        return path.exists() and decode_watch_record(path.read_text(), self.tree.boot_id).was_healthy
-
-    def run(self, command: list[str], env: dict[str, str], *, up_to: str = "") -> int:
-        """The exit status of a command, negative for a signal. Lines are shown up to one that begins with `up_to`."""
-        show, is_over = self._printer(command[0]), False
-
-        def say(line: str) -> None:
-            nonlocal is_over
-            is_over = is_over or (bool(up_to) and line.startswith(up_to))
-            if not is_over:
-                show(line)
-
-        return Process(command_line(*command), env, self.tree.root, say).wait(COMMAND_TIMEOUT_S)
-
-    def _printer(self, agent: str) -> Callable[[str], None]:
-        prefix = f"{self._prefix}{AGENTS.get(agent, agent):<{WIDEST}} | "
-        return lambda line: self._show.line(prefix + line)
-
-    @property
-    def record(self) -> Record:
-        path = self.tree.inside(self.tree.profile.paths.rebooter_record)
-        return decode_reboot_record(path.read_text()) if path.exists() else Record()
-
-    @property
-    def is_settled(self) -> bool:
-        return self.record.is_empty and not self.marker.exists()
-
-
-def run_reboot_scenario(scenario: RebootScenario, show: Show) -> ScenarioReport:
-    """Play `scenario` and check its end. Raises RuntimeError if the sandbox itself fails."""
-    with tempfile.TemporaryDirectory(prefix="driver-manager-sandbox-") as name, ExitStack() as stack:
-        folder = Path(name).resolve()
-        names = [NODE, *(f"{NODE}-{number}" for number in range(2, scenario.nodes + 1))]
-        machines = [
-            Machine(one, folder / one, show, f"{one:<{len(names[-1])}}  " if scenario.nodes > 1 else "")
-            for one in names
-        ]
-        first = machines[0].tree
-        cluster = stack.enter_context(SandboxCluster(first.profile, first, folder, digest=NEW_DIGEST))
-        for machine in machines[1:]:
-            cluster.add_node(machine.name, machine.tree)
-        for machine in machines:
-            stack.callback(machine.stop)
-        return RebootPlay(scenario, cluster, machines, show).report()
-
-
-class RebootPlay:
-    def __init__(self, scenario: RebootScenario, cluster: SandboxCluster, machines: list[Machine], show: Show) -> None:
-        self._scenario = scenario
-        self._cluster = cluster
-        self._machines = machines
-        self._show = show
-        self._keys = cluster.profile.keys
-        self._is_upgrade = scenario.reason == UPGRADE_REASON
-        self._problems: list[str] = []
-        self._approved: set[str] = set()
-
-    def report(self) -> ScenarioReport:
-        begun_s, first_request = time.monotonic(), len(self._cluster.server.requests)
-        before = self._state()
-        report = ScenarioReport(self._scenario, before, before)
-        self._show.chapter("the rebooter starts on each node, and waits for a marker that asks for a reboot")
-        for machine in self._machines:
-            self._start(machine)
-        for machine in self._machines:
-            report.exit_codes += self._ask(machine)
-        self._play(begun_s)
-        for machine in self._machines:
-            machine.stop()
-        report.seconds = time.monotonic() - begun_s
-        report.requests = sum(record.resource != "events" for record in self._cluster.server.requests[first_request:])
-        report.timeline = self._cluster.timeline(begun_s)
-        report.after = self._state()
-        report.problems = [*self._problems, *self._judge(report)]
-        return report
-
-    def _start(self, machine: Machine) -> None:
-        machine.start(["rebooter"], self._env(machine, **self._scenario.env))
-        if self._scenario.wedges:
-            machine.start(["health-watch", "--profile=ascend"], self._env(machine, HEALTH_WATCH_INTERVAL=INTERVAL))
-
-    def _env(self, machine: Machine, **env: str) -> dict[str, str]:
-        return environment(machine.tree, self._cluster.kubeconfig, machine.name, {"REBOOTER_INTERVAL": INTERVAL, **env})
-
-    def _ask(self, machine: Machine) -> list[int]:
-        """Let a marker appear; the exit code of the reconcile that wrote it, if any."""
-        if self._is_upgrade:
-            machine.tree.add_driver(ASCEND_ROOT, NEW_FIRMWARE)
-            self._show.chapter(
-                f"driver {NEW_FIRMWARE} is installed on {machine.name}; plan: what driver-manager would do"
-            )
-            machine.run(["plan"], self._driver_env(machine))
-            return [self._reconcile(machine)]
-        machine.marker.parent.mkdir(parents=True, exist_ok=True)
-        if self._scenario.wedges:
-            end_s = time.monotonic() + PLAY_TIMEOUT_S
-            while not machine.is_watched and time.monotonic() < end_s:
-                time.sleep(REBOOT_POLL_S)  # the tree's files have no events
-            self._show.chapter("the chip wedges: npu-smi fails from now on")
-            machine.tree.wedge()
-            return []
-        self._show.chapter(f"the chip of {machine.name} is wedged, and the marker asks for a reboot")
-        samples = ("npu-smi: dcmi module initialize failed. ret is -8005",) * 3
-        machine.marker.write_text(encode_marker(Marker(RECOVERY, machine.tree.boot_id, machine.name, evidence=samples)))
-        return []
-
-    def _reconcile(self, machine: Machine) -> int:
-        self._show.chapter(f"driver-manager reconcile-driver-state --no-wait on {machine.name}")
-        return machine.run(["reconcile-driver-state", "--no-wait"], self._driver_env(machine))
-
-    def _driver_env(self, machine: Machine) -> dict[str, str]:
-        """The environment of the driver pod's init container."""
-        pod = {"POD_NAME": self._cluster.driver_pod(), "POD_NAMESPACE": self._cluster.namespace}
-        return self._env(machine, DRIVER_CONFIG_DIGEST=NEW_DIGEST, **_manager(ASCEND_ROOT), **pod)
-
-    def _play(self, begun_s: float) -> None:
-        """Play hardware, kubelet and administrator until all is settled."""
-        while time.monotonic() < begun_s + PLAY_TIMEOUT_S:
-            for machine in self._machines:
-                self._follow(machine)
-            if self._is_over():
-                return
-            time.sleep(REBOOT_POLL_S)  # the trees' files have no events
-        self._problems.append(f"not over after {PLAY_TIMEOUT_S:g} s")
-
-    def _follow(self, machine: Machine) -> None:
-        if machine.has_ended:
-            self._problems.append(f"a loop on {machine.name} ended by itself")
-            machine.stop()
-            self._start(machine)
-        if machine.tree.is_reboot_requested:
-            self._reboot(machine)
-        if machine.record.reason and machine.name not in self._approved:
-            self._approved.add(machine.name)
-            self._answer(machine)
-
-    def _answer(self, machine: Machine) -> None:
-        """Answer the request once the rebooter waits: approve it, or let the chip recover."""
-        if self._scenario.recovers:
-            self._show.chapter("the chip recovers by itself: health-watch withdraws its marker")
-            machine.marker.unlink()
-        elif self._scenario.approves:
-            if len(self._approved) == 1:
-                self._show.chapter(f"driver-manager status on {machine.name}, its first lines")
-                wanted = NEW_DIGEST if self._is_upgrade else OLD_DIGEST
-                machine.run(["status"], self._env(machine, DRIVER_CONFIG_DIGEST=wanted), up_to=REST_OF_STATUS)
-            self._show.chapter(f"kubectl annotate node {machine.name} {self._keys.approve_reboot}=true")
-            body = {"metadata": {"annotations": {self._keys.approve_reboot: APPROVED}}}
-            self._cluster.store.merge("nodes", machine.name, body)
-
-    def _reboot(self, machine: Machine) -> None:
-        """Stop the host and start it again; load its driver."""
-        others = [
-            other.name for other in self._machines if other is not machine and other.tree.driver_version != OLD_FIRMWARE
-        ]
-        machine.stop()
-        machine.reboots += 1
-        if any(name in self._holders() for name in others):
-            self._problems.append(f"{machine.name} reboots while {', '.join(others)} does")
-        self._show.chapter(f"{machine.name} reboots")
-        self._cluster.new_boot(machine.name, machine.tree, is_ready=False)
-        machine.tree.reboot()
-        self._start(machine)
-        self._cluster.new_boot(machine.name, machine.tree)
-        if not self._is_upgrade:
-            machine.serve_old()
-        elif self._reconcile(machine) != ExitCode.DONE:
-            self._problems.append("the new driver was not loaded after the boot")
-
-    def _holders(self) -> list[str]:
-        """The nodes that hold a slot."""
-        with contextlib.suppress(ApiError):  # no node has asked for one
-            lease = self._cluster.store.get("leases", LEASE, self._cluster.namespace)
-            return [name for name in (lease["spec"].get("holderIdentity") or "").split(", ") if name]
-        return []
-
-    def _is_over(self) -> bool:
-        if any(machine.reboots < self._scenario.reboots or not machine.is_settled for machine in self._machines):
-            return False
-        return len(self._approved) == len(self._machines) or not (self._scenario.approves or self._scenario.recovers)
-
-    def _state(self) -> NodeSummary:
-        node = self._cluster.node()
-        return summary_of(node, self._machines[0].tree, journal=bool(self._left_on(node)))
-
-    def _left_on(self, node: dict[str, Any]) -> dict[str, str]:
-        """Annotations that should be gone at the end: all but the last outcome."""
-        last_outcome = self._cluster.profile.keys.last_outcome
-        return {key: text for key, text in (node["metadata"].get("annotations") or {}).items() if key != last_outcome}
-
-    def _judge(self, report: ScenarioReport) -> list[str]:
-        rows: list[tuple[str, object, object]] = []
-        for machine in self._machines:
-            node = self._cluster.store.get("nodes", machine.name)
-            rows += [
-                (f"reboots of {machine.name}:", machine.reboots, self._scenario.reboots),
-                (f"annotations left on {machine.name}:", self._left_on(node), {}),
-                (f"{machine.name} is cordoned:", bool(node.get("spec", {}).get("unschedulable")), False),
-            ]
-        wanted = report.before.labels | {self._keys.state: NodeState.READY.value}
-        codes = [int(ExitCode.REBOOT_REQUIRED)] if self._is_upgrade else []
-        return differences(
-            [
-                *rows,
-                ("labels are", report.after.labels, wanted),
-                ("driver", report.after.driver, NEW_FIRMWARE if self._is_upgrade else OLD_FIRMWARE),
-                ("slots are held by", self._holders(), []),
-                ("exit codes", report.exit_codes, codes),
-            ]
-        )
 
 
 DEFAULT_SHELL = "/bin/sh"

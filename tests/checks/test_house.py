@@ -269,6 +269,7 @@ NAMES_A_VENDOR = {
     "sandbox/cluster.py": "data of a scenario",
     "sandbox/fake_tools.py": "stand-ins for the vendors' tools",
     "sandbox/fleet.py": "the profile of a scenario",
+    "sandbox/loops.py": "the profiles of the scenarios",
     "sandbox/scenarios.py": "the profile of the scenarios",
 }
 """Modules that name a vendor, each with its reason. In other modules vendors are data of profiles."""

@@ -183,11 +183,11 @@ def test_in_the_shell_of_the_fleet_a_failed_canary_is_retried_and_undone_and_a_g
     assert done.stderr.splitlines() == ["usage: new-driver 1.2.92|2.0.0|2.0.1"]
 
 
-@pytest.mark.parametrize("words", [["--all"], ["wedge-to-reboot"], ["-o", "json"]], ids=" ".join)
-def test_the_shell_goes_with_one_scenario_without_a_rebooter(words: list[str]) -> None:
+@pytest.mark.parametrize("words", [["--all"], ["wedge-to-reboot"], ["recovery-reset"], ["-o", "json"]], ids=" ".join)
+def test_the_shell_goes_with_one_scenario_without_a_loop(words: list[str]) -> None:
     done = sandbox("--shell", *words)
     assert done.returncode == ExitCode.USAGE
-    assert "--shell needs one scenario without a rebooter" in done.stderr
+    assert "--shell needs one scenario without health-watch or rebooter" in done.stderr
 
 
 # an output that takes no more (ENOSPC) is an error in two lines, and changes nothing of what was done

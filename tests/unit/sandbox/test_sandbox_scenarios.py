@@ -29,14 +29,14 @@ from driver_manager.sandbox.fleet import (
     Taken,
     problems,
 )
-from driver_manager.sandbox.scenarios import (
+from driver_manager.sandbox.loops import (
     REBOOT_SCENARIOS,
-    SCENARIOS,
-    VENDOR_SCENARIOS,
-    ScenarioReport,
+    RECOVERY_SCENARIOS,
+    RecoveryScenario,
     run_reboot_scenario,
-    run_scenario,
+    run_recovery_scenario,
 )
+from driver_manager.sandbox.scenarios import OLD, SCENARIOS, VENDOR_SCENARIOS, ScenarioReport, run_scenario
 
 pytestmark = pytest.mark.shares(3)
 
@@ -147,6 +147,42 @@ def test_with_two_nodes_each_line_and_each_change_names_its_node() -> None:
     changes = [text for text in played.texts if "reboot-in-progress" in text]
     assert {text.partition(": ")[0] for text in changes} == nodes
     assert sum("its first lines" in title for title, *_ in played.chapters) == 1, "both nodes show the same"
+
+
+# Recoveries.
+
+
+def recovered(scenario: RecoveryScenario) -> Played:
+    played = Played()
+    played.report = run_recovery_scenario(scenario, played)
+    return played
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("name", [name for name in RECOVERY_SCENARIOS if name != "recovery-reload"])
+def test_a_recovery_ends_as_expected(name: str) -> None:
+    played = recovered(RECOVERY_SCENARIOS[name])
+    assert played.report.problems == []
+    users = [line for line in played.lines if "recovery: reset waiting: waits for users: trainer (pid 4242)" in line]
+    assert len(users) == (name == "recovery-in-use")
+
+
+@pytest.mark.submission
+def test_the_next_driver_pod_reloads_the_driver_with_the_same_digest() -> None:
+    played = recovered(RECOVERY_SCENARIOS["recovery-reload"])
+    assert played.report.problems == []
+    texts = [re.sub("rbln-driver-.....", "POD", text) for text in played.texts]
+    order = ("tt-smi resets a device", "pod POD is gone", "journal written", "module tenstorrent unloaded")
+    assert sorted(order, key=texts.index) == [*order]
+    (done,) = [line for line in played.lines if "done: driver" in line]
+    assert f"driver {OLD} loaded (a reload was requested to recover the driver" in done
+
+
+@pytest.mark.submission
+def test_an_approval_is_removed_with_its_wedge_and_a_wrong_course_is_found() -> None:
+    healed = replace(RECOVERY_SCENARIOS["recovery-by-itself"], is_in_use=True, approves=("reset",))
+    played = recovered(replace(healed, steps=("reset.healed",)))
+    assert played.report.problems == ["attempts [], expected ['reset.healed']", "resets: 0, expected 1"]
 
 
 # Vendors: the order of modules, what is paused and restored, and the probe.
