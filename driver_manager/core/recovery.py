@@ -1,6 +1,6 @@
 """A turn of the recovery of a wedged driver: observe, decide, do one act, repeat; a killed one continues.
 
-It runs in a short-lived process of health-watch; `driver_manager.domain.health.recovery` has the decisions.
+It runs in a short-lived process of health-watch; `driver_manager.domain.recovery` has the decisions.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from driver_manager.core.node import show_condition
 from driver_manager.core.ports import Cluster, NodeDrainer, SlotStore
 from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain import errors, events
-from driver_manager.domain.health.recovery import (
+from driver_manager.domain.health.watch import WedgeSeen
+from driver_manager.domain.host import ReloadRequest
+from driver_manager.domain.node import EvictionOutcome, Node, NodeChange, Pod
+from driver_manager.domain.node_state import Recovery
+from driver_manager.domain.profile import Profile, RecoveryStep
+from driver_manager.domain.reboot.state import SlotHolder, SlotsSeen, SlotsUnreadable, event_key
+from driver_manager.domain.recovery import (
     ENDS,
-    Attempt,
-    Outcome,
     RecoveryAct,
+    RecoveryAttempt,
     RecoveryDecision,
     RecoveryFacts,
+    RecoveryOutcome,
     RecoveryRecord,
-    ReloadRequest,
     ResetAnswer,
     approved_step,
     decide,
@@ -33,11 +38,6 @@ from driver_manager.domain.health.recovery import (
     note_change,
     shown,
 )
-from driver_manager.domain.health.watch import WedgeSeen
-from driver_manager.domain.node import EvictionOutcome, Node, NodeChange, Pod
-from driver_manager.domain.node_state import Recovery
-from driver_manager.domain.profile import Profile, RecoveryStep
-from driver_manager.domain.reboot.state import SlotHolder, SlotsSeen, SlotsUnreadable, event_key
 from driver_manager.domain.text import several
 
 MAX_ACTS = 20
@@ -200,7 +200,7 @@ class NodeRecovery:
         node, step, before = facts.node, decision.step, self._record()
         if node is None or step is None:
             return
-        attempt = Attempt(
+        attempt = RecoveryAttempt(
             step,
             facts.boot_id,
             int(facts.wall_s),
@@ -242,7 +242,7 @@ class NodeRecovery:
         else:
             self._reset(facts, started, begin)
 
-    def _reset(self, facts: RecoveryFacts, started: Attempt, begin: Callable[[], None]) -> None:
+    def _reset(self, facts: RecoveryFacts, started: RecoveryAttempt, begin: Callable[[], None]) -> None:
         host = self._ports.host
         with host.alone() as is_alone:
             if not is_alone:
@@ -251,9 +251,9 @@ class NodeRecovery:
         if answer.users:
             self._undo(facts, f"a device is in use by {several(answer.users, '; ')}")
         elif answer.problem:
-            self._keep(self._record().judged(Outcome.FAILED, f"the reset failed: {answer.problem}"))
+            self._keep(self._record().judged(RecoveryOutcome.FAILED, f"the reset failed: {answer.problem}"))
 
-    def _reload(self, facts: RecoveryFacts, started: Attempt, begin: Callable[[], None]) -> None:
+    def _reload(self, facts: RecoveryFacts, started: RecoveryAttempt, begin: Callable[[], None]) -> None:
         """Ask the next run for a reload, then evict the driver pod that we run in."""
         host, pod = self._ports.host, self._own_pod()
         if pod is None:
@@ -292,7 +292,7 @@ class NodeRecovery:
             return
         if attempt.step is RecoveryStep.RELOAD:
             self._ports.host.withdraw_reload()
-        is_healed = attempt.outcome is Outcome.HEALED
+        is_healed = attempt.outcome is RecoveryOutcome.HEALED
         event = events.RECOVERY_SUCCEEDED if is_healed else events.RECOVERY_FAILED
         self._post(event, f"step={attempt.step.value}: {decision.reason}", attempt.key, warning=not is_healed)
         self._leave_slot(node, attempt.step)

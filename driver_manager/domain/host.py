@@ -153,6 +153,29 @@ def _legacy(text: str) -> Marker:
     return Marker(UPGRADE_REASON if found.group(1).lower() == "upgrad" else RECOVERY, boot_id="")
 
 
+# The request to the next run of this boot to reload the driver
+
+
+class ReloadRequest(Struct, frozen=True):
+    """A request to replace the driver of the load `load` in the boot `boot_id`, because of `reason`."""
+
+    boot_id: str
+    load: str
+    reason: Annotated[str, Part(chars=400)] = ""
+
+
+RELOAD_FORM = Form("the request to reload the driver", Unreadable, "Remove the file on the host; it has no effect.")
+
+
+def encode_reload_request(request: ReloadRequest) -> str:
+    return RELOAD_FORM.write(body_of(request)) + "\n"
+
+
+def decode_reload_request(text: str) -> ReloadRequest:
+    """The request in `text`. Raises Unreadable."""
+    return RELOAD_FORM.read(text).record(ReloadRequest)
+
+
 # The record of the last reboot request, in a JSON file on the host's disk, which survives the reboot.
 #
 # Without it, a run whose wanted driver is not loaded after the reboot (the host loads its own driver, or a reinstall

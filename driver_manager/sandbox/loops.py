@@ -19,7 +19,6 @@ from msgspec import field
 from driver_manager import profiles
 from driver_manager.adapters.kube.leases import LEASE, RECOVERY_LEASE
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.health.recovery import RecoveryRecord, decode_recovery_record
 from driver_manager.domain.health.watch import decode_watch_record
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, encode_marker
 from driver_manager.domain.node_state import (
@@ -33,6 +32,7 @@ from driver_manager.domain.node_state import (
 from driver_manager.domain.profile import RecoveryStep
 from driver_manager.domain.reboot.decision import APPROVED
 from driver_manager.domain.reboot.state import Record, decode_reboot_record
+from driver_manager.domain.recovery import RecoveryRecord, decode_recovery_record
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.apiserver import ApiError, run_pod
 from driver_manager.sandbox.cluster import NODE, Process, SandboxCluster, command_line, environment

@@ -22,17 +22,15 @@ from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.process.forked import lines_within
 from driver_manager.adapters.process.supervisor import OUT_BYTES, StillStuckError, Supervisor
 from driver_manager.domain.errors import ConfigError, ManagerError
-from driver_manager.domain.health.recovery import (
+from driver_manager.domain.host import TIMED_OUT, UNREAD, Holder, ReloadRequest, encode_reload_request
+from driver_manager.domain.profile import ADDRESS, Probe, Profile, Reset
+from driver_manager.domain.recovery import (
     RecoveryRecord,
     RecoveryRecordUnreadable,
-    ReloadRequest,
     ResetAnswer,
     decode_recovery_record,
     encode_recovery_record,
-    encode_reload_request,
 )
-from driver_manager.domain.host import TIMED_OUT, UNREAD, Holder
-from driver_manager.domain.profile import ADDRESS, Probe, Profile, Reset
 from driver_manager.domain.text import one_line
 
 _PCI_ADDRESS = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)

@@ -53,8 +53,8 @@ from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.health.parsers import parse
-from driver_manager.domain.health.recovery import decode_reload_request
 from driver_manager.domain.health.watch import decode_watch_record
+from driver_manager.domain.host import decode_reload_request
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, OldDriver, Owner
 from driver_manager.domain.pci import noted_bindings

@@ -135,7 +135,7 @@ def read_recovery(text: str) -> Recovery:
 
 
 class WedgeSeen(Struct, frozen=True):
-    """What health-watch knows of a wedge: see `driver_manager.domain.health.recovery.RecoveryFacts`."""
+    """What health-watch knows of a wedge: see `driver_manager.domain.recovery.RecoveryFacts`."""
 
     is_wedged: bool
     since_s: int

@@ -14,7 +14,6 @@ from driver_manager.domain import host_record
 from driver_manager.domain.baseline import Baseline, baseline_of_boot
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
-from driver_manager.domain.health.recovery import ReloadRequest, decode_reload_request, encode_reload_request
 from driver_manager.domain.host import (
     UNREAD,
     DriverSource,
@@ -25,8 +24,11 @@ from driver_manager.domain.host import (
     Module,
     ModuleFile,
     ProbeResult,
+    ReloadRequest,
     decode_marker,
     decode_reboot_wish,
+    decode_reload_request,
+    encode_reload_request,
     noted_failure,
 )
 from driver_manager.domain.host_record import HostRecord

@@ -11,20 +11,19 @@ from msgspec.structs import replace
 from driver_manager.core.node import announce
 from driver_manager.core.recovery import NodeRecovery, RecoveryPolicy, RecoveryPorts
 from driver_manager.domain.errors import Conflict, ManagerError
-from driver_manager.domain.health.recovery import (
-    RecoveryRecord,
+from driver_manager.domain.health.watch import Notice, RecoveryAnswer, WedgeSeen, read_recovery, write_recovery
+from driver_manager.domain.host import (
+    DeviceVerdict,
+    Health,
+    ProbeResult,
     ReloadRequest,
-    ResetAnswer,
-    decode_recovery_record,
     decode_reload_request,
-    encode_recovery_record,
     encode_reload_request,
 )
-from driver_manager.domain.health.watch import Notice, RecoveryAnswer, WedgeSeen, read_recovery, write_recovery
-from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.node import PodList
 from driver_manager.domain.profile import Profile, RecoveryStep
 from driver_manager.domain.reboot.state import Slots, SlotsSeen
+from driver_manager.domain.recovery import RecoveryRecord, ResetAnswer, decode_recovery_record, encode_recovery_record
 from tests.support.fakes.builders import PROFILES, node, pod
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.cluster import FakeCluster

@@ -18,17 +18,16 @@ from driver_manager.adapters.host.recovery import HostRecovery, nodes_of
 from driver_manager.adapters.process import supervisor
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.domain.errors import ConfigError, Terminated
-from driver_manager.domain.health.recovery import (
+from driver_manager.domain.host import ReloadRequest, decode_reload_request
+from driver_manager.domain.profile import Profile, RecoveryStep
+from driver_manager.domain.recovery import (
     MAX_ATTEMPTS_KEPT,
     MAX_DEVICES,
-    Attempt,
+    RecoveryAttempt,
     RecoveryRecord,
     RecoveryRecordUnreadable,
-    ReloadRequest,
     ResetAnswer,
-    decode_reload_request,
 )
-from driver_manager.domain.profile import Profile, RecoveryStep
 from tests.support.fakes.builders import PROFILES
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.host_folders import Tree
@@ -371,7 +370,7 @@ def test_the_record_is_kept_whole_and_private(files: Host) -> None:
     host = files.recovery()
     assert host.record() == RecoveryRecord()
     devices = tuple(f"{domain:08x}:01:00.0" for domain in range(MAX_DEVICES))
-    attempt = Attempt(RecoveryStep.RESET, "b" * 36, 1, 1.0, devices, reason="x" * 400, closed=True)
+    attempt = RecoveryAttempt(RecoveryStep.RESET, "b" * 36, 1, 1.0, devices, reason="x" * 400, closed=True)
     record = RecoveryRecord((attempt,) * MAX_ATTEMPTS_KEPT, counts={"reset.failed": 3})
     for one in (RecoveryRecord(), record):
         host.keep(one)

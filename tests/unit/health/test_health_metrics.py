@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from driver_manager.adapters.report.http import Endpoint, Heartbeat
 from driver_manager.adapters.report.publish import ReadyFile, ServiceNotifier, Textfile
 from driver_manager.domain.health.metrics import NO_ATTEMPTS, HealthReport, families
-from driver_manager.domain.health.recovery import LIMITS, Outcome
 from driver_manager.domain.health.watch import HealthState, History
 from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.node_state import Recovery, RecoveryState
+from driver_manager.domain.recovery import LIMITS, RecoveryOutcome
 from driver_manager.domain.text import shown
 from tests.support.exposition import samples
 from tests.support.fakes.clock import FakeClock, RecordingReporter
@@ -79,7 +79,7 @@ def test_every_figure_of_a_report_is_there() -> None:
 
 
 def test_every_step_with_a_limit_has_all_its_outcomes_from_the_start() -> None:
-    assert NO_ATTEMPTS.keys() == {f"{step.value}.{outcome.value}" for step in LIMITS for outcome in Outcome}
+    assert NO_ATTEMPTS.keys() == {f"{step.value}.{outcome.value}" for step in LIMITS for outcome in RecoveryOutcome}
     text = exposition(families(HealthReport(History(recovery=Recovery(counts={"reboot.healed": 1})))))
     assert read(text)["recovery_attempts_total healed reboot"] == 1
 

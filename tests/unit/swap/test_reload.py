@@ -11,7 +11,7 @@ from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.notes import load_numbers, load_text
 from driver_manager.adapters.host.system import read_host
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.health.recovery import ReloadRequest, encode_reload_request
+from driver_manager.domain.host import ReloadRequest, encode_reload_request
 from driver_manager.domain.observation import Loader
 from driver_manager.domain.profile import Profile
 from driver_manager.sandbox import fake_tools

@@ -13,8 +13,8 @@ import pytest
 
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.notes import load_text
-from driver_manager.domain.health.recovery import ReloadRequest, encode_reload_request
 from driver_manager.domain.health.watch import HealthState, History, encode_watch_record
+from driver_manager.domain.host import ReloadRequest, encode_reload_request
 from driver_manager.profiles import builtin
 from tests.support.kernel.guest_command import EDU_PCI_VENDOR, Command, Ended, assert_given_back, old_driver
 from tests.support.kernel.guest_fixtures import DriverRoots, boot_id

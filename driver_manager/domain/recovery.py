@@ -21,12 +21,12 @@ from driver_manager.domain.node_state import WAITS_FOR_APPROVAL, Recovery, Recov
 from driver_manager.domain.profile import Profile, RecoveryStep
 from driver_manager.domain.reboot.state import SlotsSeen
 from driver_manager.domain.text import several, without_numbers
-from driver_manager.domain.wire import LAST_MOMENT_S, Form, Part, Unreadable, body_of
+from driver_manager.domain.wire import LAST_MOMENT_S, Form, Part, body_of
 
 # The record
 
 
-class Outcome(Enum):
+class RecoveryOutcome(Enum):
     HEALED = "healed"
     FAILED = "failed"
 
@@ -36,7 +36,7 @@ MOST_ATTEMPTS = 2**31
 MAX_DEVICES = 256
 
 
-class Attempt(Struct, frozen=True):
+class RecoveryAttempt(Struct, frozen=True):
     """One step, from before its approval is consumed until its slot is free again.
 
     `at_s` is in seconds since the epoch, `uptime_s` in seconds since the boot. `devices` are PCI addresses, none for an
@@ -55,7 +55,7 @@ class Attempt(Struct, frozen=True):
     pod: Annotated[str, Part(is_omitted=True)] = ""
     approved: bool = False
     started: bool = False
-    outcome: Annotated[Outcome | None, Part()] = None
+    outcome: Annotated[RecoveryOutcome | None, Part()] = None
     reason: Annotated[str, Part(is_omitted=True, chars=400)] = ""
     closed: bool = False
 
@@ -71,22 +71,22 @@ class RecoveryRecord(Struct, frozen=True):
     `announced` is the wedge and step whose Event was posted, `given_up` the wedge for which no step is left.
     """
 
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[RecoveryAttempt, ...] = ()
     announced: str = ""
     given_up: Annotated[str, Part("givenUp")] = ""
     counts: Annotated[Mapping[str, int], Part(is_omitted=True)] = field(default_factory=dict)
 
     @property
-    def open(self) -> Attempt | None:
+    def open(self) -> RecoveryAttempt | None:
         last = self.attempts[-1] if self.attempts else None
         return last if last is not None and not last.closed else None
 
-    def with_open(self, attempt: Attempt) -> RecoveryRecord:
+    def with_open(self, attempt: RecoveryAttempt) -> RecoveryRecord:
         """The record with `attempt` in place of the open one, or as a new one."""
         before = self.attempts[:-1] if self.open is not None else self.attempts
         return replace(self, attempts=(*before, attempt)[-MAX_ATTEMPTS_KEPT:])
 
-    def judged(self, outcome: Outcome, reason: str) -> RecoveryRecord:
+    def judged(self, outcome: RecoveryOutcome, reason: str) -> RecoveryRecord:
         """The record in which the open attempt has ended with `outcome`."""
         attempt = self.open
         if attempt is None:
@@ -118,29 +118,6 @@ def encode_recovery_record(record: RecoveryRecord) -> str:
 def decode_recovery_record(text: str) -> RecoveryRecord:
     """The record in `text`. Raises RecoveryRecordUnreadable."""
     return RECOVERY_RECORD_FORM.read(text).record(RecoveryRecord)
-
-
-# The request to the next run of this boot to reload the driver
-
-
-class ReloadRequest(Struct, frozen=True):
-    """A request to replace the driver of the load `load` in the boot `boot_id`, because of `reason`."""
-
-    boot_id: str
-    load: str
-    reason: Annotated[str, Part(chars=400)] = ""
-
-
-RELOAD_FORM = Form("the request to reload the driver", Unreadable, "Remove the file on the host; it has no effect.")
-
-
-def encode_reload_request(request: ReloadRequest) -> str:
-    return RELOAD_FORM.write(body_of(request)) + "\n"
-
-
-def decode_reload_request(text: str) -> ReloadRequest:
-    """The request in `text`. Raises Unreadable."""
-    return RELOAD_FORM.read(text).record(ReloadRequest)
 
 
 class ResetAnswer(Struct, frozen=True):
@@ -210,7 +187,7 @@ def steps_left(record: RecoveryRecord, facts: RecoveryFacts) -> tuple[RecoverySt
     return tuple(step for step in ladder[least:] if _is_possible(step, facts) and _is_within(step, mine, facts))
 
 
-def _is_about(attempt: Attempt, devices: tuple[str, ...]) -> bool:
+def _is_about(attempt: RecoveryAttempt, devices: tuple[str, ...]) -> bool:
     return not attempt.devices or not devices or not set(attempt.devices).isdisjoint(devices)
 
 
@@ -219,7 +196,7 @@ def _is_possible(step: RecoveryStep, facts: RecoveryFacts) -> bool:
     return step is not RecoveryStep.RESET or bool(facts.devices)
 
 
-def _is_within(step: RecoveryStep, attempts: list[Attempt], facts: RecoveryFacts) -> bool:
+def _is_within(step: RecoveryStep, attempts: list[RecoveryAttempt], facts: RecoveryFacts) -> bool:
     if step not in LIMITS:
         return True
     per_boot, per_day = LIMITS[step]
@@ -278,7 +255,7 @@ class RecoveryDecision(Struct, frozen=True):
     act: RecoveryAct
     reason: str
     step: RecoveryStep | None = None
-    outcome: Outcome | None = None
+    outcome: RecoveryOutcome | None = None
 
 
 def decide(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision:
@@ -308,7 +285,7 @@ def _healing(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision |
         done = f"{facts.serving} of {attempt.served} devices serve"
     else:
         why = f"{HEALTHY_SAMPLES} healthy samples, {facts.serving} device(s) serve"
-        return RecoveryDecision(RecoveryAct.JUDGE, why, attempt.step, Outcome.HEALED)
+        return RecoveryDecision(RecoveryAct.JUDGE, why, attempt.step, RecoveryOutcome.HEALED)
     return _wait(f"the {attempt.step.value} is done: {done}", attempt.step)
 
 
@@ -329,7 +306,7 @@ def _unhealed(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision 
         return _wait("the driver pod is terminating", step)
     elif facts.uptime_s - attempt.uptime_s < facts.patience_s:
         return _wait(f"the {step.value} is done: waiting for healthy samples", step)
-    return RecoveryDecision(RecoveryAct.JUDGE, why, step, Outcome.FAILED)
+    return RecoveryDecision(RecoveryAct.JUDGE, why, step, RecoveryOutcome.FAILED)
 
 
 def _not_wedged(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
@@ -528,14 +505,14 @@ def note_change(facts: RecoveryFacts, seen: Recovery) -> NodeChange:
     return NodeChange(annotations=notes)
 
 
-def granted(facts: RecoveryFacts, attempt: Attempt) -> NodeChange:
+def granted(facts: RecoveryFacts, attempt: RecoveryAttempt) -> NodeChange:
     """The patch of the grant: it consumes an approval, and names the attempt."""
     keys = facts.profile.keys
     note = encode_note(Recovery(attempt.step.value, RecoveryState.UNDER_WAY, f"attempt {attempt.key}"))
     return NodeChange(annotations={keys.recovery: note} | ({keys.approve_recovery: None} if attempt.approved else {}))
 
 
-def given_back(facts: RecoveryFacts, attempt: Attempt) -> NodeChange:
+def given_back(facts: RecoveryFacts, attempt: RecoveryAttempt) -> NodeChange:
     """The patch that restores the approval that `attempt` consumed, while the wedge lasts."""
     key, node = facts.profile.keys.approve_recovery, facts.node
     is_wanted = attempt.approved and facts.is_wedged and attempt.boot_id == facts.boot_id

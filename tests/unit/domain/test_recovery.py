@@ -9,14 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from driver_manager.domain.health.recovery import (
+from driver_manager.domain.node_state import NO_RECOVERY
+from driver_manager.domain.profile import RecoveryStep, parse_steps
+from driver_manager.domain.reboot.state import SlotHolder, Slots, SlotsSeen
+from driver_manager.domain.recovery import (
     DAY_S,
     ENDS,
     LIMITS,
-    Attempt,
-    Outcome,
     RecoveryAct,
+    RecoveryAttempt,
     RecoveryFacts,
+    RecoveryOutcome,
     RecoveryRecord,
     RecoveryRecordUnreadable,
     decide,
@@ -28,9 +31,6 @@ from driver_manager.domain.health.recovery import (
     shown,
     steps_left,
 )
-from driver_manager.domain.node_state import NO_RECOVERY
-from driver_manager.domain.profile import RecoveryStep, parse_steps
-from driver_manager.domain.reboot.state import SlotHolder, Slots, SlotsSeen
 from tests.support.fakes.builders import PROFILES, node
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -58,12 +58,14 @@ def facts(**fields: object) -> RecoveryFacts:
     return RecoveryFacts(NVIDIA, "now", NOW_S, 5_000.0, **{**known, **fields})  # type: ignore[arg-type]
 
 
-def attempt(step: RecoveryStep, boot: str = "now", *devices: str, ago_s: int = 600, **fields: object) -> Attempt:
-    known: dict[str, object] = {"started": True, "outcome": Outcome.FAILED, "closed": True}
-    return Attempt(step, boot, NOW_S - ago_s, 4_000.0, devices or (A,), **{**known, **fields})  # type: ignore[arg-type]
+def attempt(
+    step: RecoveryStep, boot: str = "now", *devices: str, ago_s: int = 600, **fields: object
+) -> RecoveryAttempt:
+    known: dict[str, object] = {"started": True, "outcome": RecoveryOutcome.FAILED, "closed": True}
+    return RecoveryAttempt(step, boot, NOW_S - ago_s, 4_000.0, devices or (A,), **{**known, **fields})  # type: ignore[arg-type]
 
 
-def record(*attempts: Attempt) -> RecoveryRecord:
+def record(*attempts: RecoveryAttempt) -> RecoveryRecord:
     return RecoveryRecord(attempts)
 
 
@@ -87,7 +89,7 @@ LEFT = [
 
 
 @pytest.mark.parametrize(("attempts", "left"), [row[1:] for row in LEFT], ids=[row[0] for row in LEFT])
-def test_the_steps_that_are_left(attempts: list[Attempt], left: tuple[RecoveryStep, ...]) -> None:
+def test_the_steps_that_are_left(attempts: list[RecoveryAttempt], left: tuple[RecoveryStep, ...]) -> None:
     assert steps_left(record(*attempts), facts()) == left
 
 
@@ -155,7 +157,7 @@ def test_a_record_that_cannot_be_read_is_refused(text: str) -> None:
 STEPS = st.sampled_from(tuple(RecoveryStep))
 DEVICES = st.lists(st.sampled_from([A, B]), max_size=2, unique=True).map(tuple)
 ATTEMPTS = st.builds(
-    Attempt,
+    RecoveryAttempt,
     step=st.sampled_from([RESET, RELOAD]),
     boot_id=st.sampled_from(["now", "old"]),
     at_s=st.integers(NOW_S - 2 * DAY_S, NOW_S + 100),
@@ -166,7 +168,7 @@ ATTEMPTS = st.builds(
     pod=st.sampled_from(["", "driver-1", "driver-0"]),
     approved=st.booleans(),
     started=st.booleans(),
-    outcome=st.sampled_from([None, *Outcome]),
+    outcome=st.sampled_from([None, *RecoveryOutcome]),
     reason=st.just("why"),
     closed=st.booleans(),
 )
@@ -242,8 +244,10 @@ def test_no_sequence_of_failures_passes_a_limit(wedges: list[tuple[tuple[str, ..
         now = replace(now, wall_s=now_s, boot_id=f"b{boot}")
         step = next_step(found, now)
         if step in (RESET, RELOAD) and step is not None:
-            done = Attempt(step, now.boot_id, int(now_s), 0.0, devices, started=True)
-            found = replace(found, attempts=(*found.attempts, replace(done, outcome=Outcome.FAILED, closed=True)))
+            done = RecoveryAttempt(step, now.boot_id, int(now_s), 0.0, devices, started=True)
+            found = replace(
+                found, attempts=(*found.attempts, replace(done, outcome=RecoveryOutcome.FAILED, closed=True))
+            )
         for device in (A, B):
             for kind, (per_boot, per_day) in LIMITS.items():
                 mine = [one for one in found.attempts if one.step is kind and device in one.devices]
