@@ -73,7 +73,7 @@ class RecoveryHost(Protocol):
 
 
 class RecoveryPorts(Struct, frozen=True):
-    """The ports of a recovery. `workloads` tells which pods a reload may not evict."""
+    """The ports of a recovery. `workloads` names the pods that a reload may not evict."""
 
     cluster: Cluster
     slots: Callable[[RecoveryStep], SlotStore]

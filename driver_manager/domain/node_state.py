@@ -149,7 +149,7 @@ class Recovery(Struct, frozen=True):
 
 NO_RECOVERY = Recovery()
 WAITS_FOR_APPROVAL = "waits for approval"
-"""Begin of the reason of a step that nobody has approved yet."""
+"""Begin of the reason of a step without an approval."""
 
 _STEPS = frozenset({"", *(step.value for step in RecoveryStep)})
 NOTE_FORM = Form("the annotation of a recovery", Unreadable, "It is written again.", key="v", is_compact=True)

@@ -137,7 +137,7 @@ REPORT_S = 20.0
 CLIENTS_S = 30.0
 EVIDENCE_S = 30.0
 RECOVERY_S = 120.0
-"""Of a turn of the recovery, without the resets."""
+"""Maximum seconds of a turn of the recovery, without the resets."""
 
 
 class ChildNotifier:

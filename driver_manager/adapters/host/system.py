@@ -334,7 +334,7 @@ def _reload(roots: HostRoots, profile: Profile, this_boot: str) -> str | None:
     """The reason of the request to load the loaded driver again; None without one, and if it is unreadable.
 
     It counts in its boot, until all root modules of the load that it names are unloaded: the run after one that was
-    killed between two of them goes on.
+    killed between two of them continues.
     """
     try:
         request = decode_reload_request(roots.files().read(profile.paths.reload_request) or "")

@@ -492,7 +492,7 @@ class DriverSwap:
         situation = self._context.situation
         never_unloaded = situation.profile.strategy is Strategy.REBOOT
         before = self._before()
-        # A run that resumes may want another driver than the one that it continues.
+        # A run that resumes may want a driver other than the one that it continues with.
         is_same = bool(step.previous_digest) and step.previous_digest == situation.obs.digest
         self._is_reload = is_same and before is not None and before.is_reload
         try:

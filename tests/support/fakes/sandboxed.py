@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE, SandboxCluster
 from driver_manager.sandbox.host import HostTree
 from driver_manager.sandbox.scenarios import NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT
+
+BOUND_S = 120.0
+OWN_ROOT = "/opt/driver-new"
+"""The tree of a new driver, for tests that prepare one."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,23 @@ class ByHand:
             "TERMINATION_LOG": str(self.tree.root / "termination-log"),
             **more,
         }
+
+    def run_environment(self, **more: str) -> dict[str, str]:
+        """The same for a run that loads the new driver itself."""
+        known = {"DRIVER_PROFILE": self.tree.profile.name, "DRIVER_CONFIG_DIGEST": NEW_DIGEST, "LOG_FORMAT": "text"}
+        return self.environment(**{**known, "DRIVER_LOAD": "manager", "DRIVER_ROOT": OWN_ROOT, **more})
+
+    def call(self, *words: str, **env: str) -> tuple[int, str]:
+        """The exit code and what a command printed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "driver_manager", *words],
+            env=self.run_environment(**env),
+            capture_output=True,
+            text=True,
+            timeout=BOUND_S,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
 
 
 def upgradable(tree: HostTree) -> None:

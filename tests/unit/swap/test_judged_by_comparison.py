@@ -19,13 +19,13 @@ import pytest
 
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL, HostTree
-from driver_manager.sandbox.scenarios import NEW, NEW_DIGEST, OLD, OLD_DIGEST
-from tests.support.fakes.sandboxed import ByHand, by_hand
+from driver_manager.sandbox.scenarios import NEW, OLD, OLD_DIGEST
+from tests.support.fakes.sandboxed import OWN_ROOT, ByHand, by_hand
 
 pytestmark = [pytest.mark.submission, pytest.mark.shares(2)]
 
 BOUND_S = 200.0
-OLD_ROOT, NEW_ROOT = "/opt/driver-old", "/opt/driver-new"
+OLD_ROOT, NEW_ROOT = "/opt/driver-old", OWN_ROOT
 GPU = "{}, 00000000:C{}:00.0, NVIDIA A100, 30, Enabled"
 INFOROM = "WARNING: infoROM is corrupted at gpu 0000:C1:00.0"
 
@@ -85,24 +85,6 @@ def two_drivers(old: str, new: str, *devices: int) -> Callable[[HostTree], None]
     return prepare
 
 
-def call(node: ByHand, *words: str, **env: str) -> tuple[int, str]:
-    """The exit code and what a command printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "driver_manager", *words],
-        env=environment(node, **env),
-        capture_output=True,
-        text=True,
-        timeout=BOUND_S,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
-def environment(node: ByHand, **env: str) -> dict[str, str]:
-    known = {"DRIVER_PROFILE": node.tree.profile.name, "DRIVER_CONFIG_DIGEST": NEW_DIGEST, "LOG_FORMAT": "text"}
-    return node.environment(**known, **{"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT, **env})
-
-
 def is_paused(node: ByHand) -> bool:
     return any("paused" in value for value in node.cluster.node()["metadata"]["labels"].values())
 
@@ -151,7 +133,7 @@ def test_a_swap_is_judged_by_what_got_worse(
     tmp_path: Path, vendor: str, prepare: Callable[[HostTree], None], code: int, version: str, said: str
 ) -> None:
     with by_hand(tmp_path, prepare, vendor) as node:
-        found = call(node, "reconcile-driver-state")
+        found = node.call("reconcile-driver-state")
         assert (found[0], node.tree.driver_version) == (code, version), found[1]
         assert said in found[1]
         assert not is_paused(node)
@@ -164,7 +146,7 @@ def test_a_swap_is_judged_by_what_got_worse(
 def test_a_plan_names_what_is_bad_before_the_swap(tmp_path: Path) -> None:
     with by_hand(tmp_path, two_drivers(ONE_SICK, ONE_SICK, 1, 2)) as node:
         for command in ("plan", "preflight"):
-            said = call(node, command)[1]
+            said = node.call(command)[1]
             assert "rbln1 is `error` before the swap; this will not count against the new driver" in said
         assert not (node.tree.root / node.tree.profile.paths.baseline.lstrip("/")).exists(), "they change nothing"
 
@@ -182,7 +164,7 @@ def test_a_chip_that_is_not_ready_after_the_load_gets_time(tmp_path: Path) -> No
         put_tool(tree, NEW_ROOT, f"#!/bin/sh\n{counted}\n{slow}\ncat <<X\n{fake_tools.NPU_SMI_TABLE}\nX\n")
 
     with by_hand(tmp_path, prepare, "ascend") as node:
-        code, said = call(node, "reconcile-driver-state")
+        code, said = node.call("reconcile-driver-state")
         assert (code, node.tree.driver_version) == (0, NEW), said
         assert "not ready yet: npu-smi failed with -8012" in said
         assert not (node.tree.root / "var/lib/ascend/.reboot-required").exists()
@@ -193,7 +175,7 @@ def watched(node: ByHand) -> Iterator[list[str]]:
     """health-watch with one probe each second; after the block, the lines that it printed."""
     lines: list[str] = []
     argv = [sys.executable, "-m", "driver_manager", "health-watch", "--interval", "1s"]
-    env = environment(node, DRIVER_ROOT="")
+    env = node.run_environment(DRIVER_ROOT="")
     with subprocess.Popen(argv, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
             yield lines
@@ -247,7 +229,7 @@ def test_a_device_that_leaves_bus_and_tool_is_lost(tmp_path: Path) -> None:
             shutil.rmtree(node.tree.root / "sys/bus/pci/devices/0000:c2:00.0")
             put_tool(node.tree, node.tree.profile.paths.driver_root, prints(npus("normal")))
             time.sleep(6.0)
-            said = call(node, "status")[1]
+            said = node.call("status")[1]
         assert any("wedged" in line and "0000:c2:00.0 is lost" in line for line in lines), lines
         assert not is_ready(node)
         assert "0000:c2:00.0" in said
@@ -269,7 +251,7 @@ def test_a_module_whose_init_function_does_not_return_disturbs_no_pod(tmp_path: 
         node.cluster.add_workload("train-0", app="train", resource="")
         pods = set(node.cluster.pods())
         options = {"DEVICE_FREE_TIMEOUT": "2s", "ENABLE_GPU_POD_EVICTION": "true", "DRIVER_LOAD": "container"}
-        code, said = call(node, "uninstall_driver", **options)
+        code, said = node.call("uninstall_driver", **options)
         assert (code, set(node.cluster.pods()), is_paused(node)) == (4, pods, False), said
         assert "module nvidia_drm is still being loaded: its init function has not returned" in said
 
@@ -310,9 +292,9 @@ def test_a_process_is_found_by_any_device_node_of_the_driver(
     with by_hand(tmp_path, prepare, "nvidia") as node:
         node.cluster.add_workload("train-0", app="train", resource="")
         pods = set(node.cluster.pods())
-        assert f"/dev/{node_name}" in call(node, "holders")[1]
+        assert f"/dev/{node_name}" in node.call("holders")[1]
         options = {"DEVICE_FREE_TIMEOUT": "2s", "ENABLE_GPU_POD_EVICTION": "true", "DRIVER_LOAD": "container"}
-        code, said = call(node, "uninstall_driver", **options)
+        code, said = node.call("uninstall_driver", **options)
         assert (code, set(node.cluster.pods()), is_paused(node)) == (4, pods, False), said
         assert f"{process} (pid 2211)" in said
 

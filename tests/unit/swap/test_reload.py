@@ -21,7 +21,6 @@ from tests.support.fakes.builders import OLD_DIGEST, PROFILE, PROFILES
 from tests.support.fakes.sandboxed import by_hand
 from tests.support.fakes.scenarios import NEW_ROOT, OLD_ROOT, made, undisturbed
 from tests.support.fakes.world import World
-from tests.unit.swap.test_judged_by_comparison import call
 
 REQUEST = PROFILE.paths.reload_request
 RELOADS = "reload_by_manager"
@@ -200,9 +199,9 @@ def test_the_commands_show_the_request_and_one_run_reloads_the_driver(tmp_path: 
         before = load_text(roots, PROFILE.modules)
         requested(node.tree, encode_reload_request(ReloadRequest(boot_of(roots, PROFILE), before, "rbln0 is error")))
         for words in (("plan",), ("reconcile-driver-state", "--dry-run"), ("status",)):
-            assert WHY in call(node, *words)[1], words
-        code, said = call(node, "reconcile-driver-state")
+            assert WHY in node.call(*words)[1], words
+        code, said = node.call("reconcile-driver-state")
         assert (code, WHY in said) == (0, True), said
         assert load_text(roots, PROFILE.modules) not in ("", before)
         assert not (node.tree.root / REQUEST.lstrip("/")).exists()
-        assert "nothing to do: driver is current" in call(node, "reconcile-driver-state")[1]
+        assert "nothing to do: driver is current" in node.call("reconcile-driver-state")[1]
