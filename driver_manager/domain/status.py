@@ -339,7 +339,8 @@ def _reboot(facts: StatusFacts, first: Headline) -> Iterator[Attention]:
 
 def _reboot_remedy(facts: StatusFacts) -> str:
     node, keys, host = facts.obs.node, facts.profile.keys, facts.obs.host
-    reason = host.marker.reason if host is not None and host.marker is not None else ""
+    reason = RECOVERY if facts.recovery.step == RecoveryStep.REBOOT.value else ""
+    reason = host.marker.reason if host is not None and host.marker is not None else reason
     if keys.approve_reboot and not is_approved(node, keys, reason) and keys.reboot_in_progress not in node.annotations:
         command = f"kubectl annotate node {node.name} {keys.approve_reboot}=true"
         return f"Approve the reboot ({command}), or reboot the node."

@@ -249,6 +249,7 @@ APPROVED = {KEYS.approve_recovery: "reset"}
         (replace(WAITS, reason="waits for users: ns/job"), {}, "No action needed"),
         (replace(WAITS, step="reboot"), {}, f"Approve the reboot (kubectl annotate node node-1 {KEYS.approve_reboot}="),
         (replace(WAITS, step="reboot"), {KEYS.approve_reboot: "true"}, "Reboot the node."),
+        (replace(WAITS, step="reboot"), {KEYS.approve_recovery: "reboot"}, "Reboot the node."),
         (UNDER_WAY, {}, "No action needed"),
         (NO_STEP, {}, "Take the node out of service"),
         (Recovery(), {}, "Look at the kernel log"),
