@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.domain.profile import RecoveryStep
 from driver_manager.profiles import builtin
 from tests.support.docs.console import PAGES, commands
 from tests.support.docs.markdown import DOCS, FENCED, ROOT, anchors
@@ -57,6 +58,21 @@ def test_the_readme_is_short_and_links_every_page() -> None:
 @pytest.mark.parametrize(("page", "limit"), WORDS.items())
 def test_a_page_keeps_its_limit_of_words(page: str, limit: int) -> None:
     assert len((DOCS / page).read_text(encoding="utf-8").split()) <= limit
+
+
+def test_the_table_of_recoveries_has_the_steps_and_the_reset_of_each_profile() -> None:
+    text = (DOCS / "recovery.md").read_text(encoding="utf-8")
+    rows = {
+        row[0]: row[1:]
+        for row in re.findall(r"^\| (\w+) \| (.+?) \| (yes|no) \| (yes|no) \| .+ \|$", text, re.MULTILINE)
+    }
+    wanted = {}
+    for name, profile in builtin().items():
+        reset, probe = profile.reset, profile.probe
+        tool = (reset.tool if reset is not None else "") or (probe.tool if probe is not None else "")
+        command = f"`{' '.join((tool, *reset.args))}`" if reset is not None else "no"
+        wanted[name] = (command, *("yes" if step in profile.recovery else "no" for step in tuple(RecoveryStep)[1:]))
+    assert rows == wanted
 
 
 def test_every_command_of_the_runbook_is_for_each_vendor() -> None:
