@@ -82,11 +82,7 @@ _Folded.add_representer(
 
 def patches(vendor: str, profile: Profile) -> list[Json]:
     """The patches of the overlay for the component, for the accounts that begin with `vendor`."""
-    accounts = [
-        f"{vendor}-driver",
-        f"{vendor}-driver-rollout",
-        *([f"{vendor}-driver-rebooter"] if has_rebooter(vendor) else []),
-    ]
+    accounts = [f"{vendor}-driver{role}" for role in ("", "-rollout", "-rebooter")]
     subjects = [{"kind": "ServiceAccount", "name": name, "namespace": profile.namespace} for name in accounts]
     # In any namespace, with any prefix: an account that only has such a name is restricted, and gains nothing.
     pattern = f"^system:serviceaccount:[^:]+:(.+-)?{vendor}-driver(-rebooter|-rollout)?$"
@@ -103,10 +99,6 @@ def patches(vendor: str, profile: Profile) -> list[Json]:
             "subjects": subjects,
         },
     ]
-
-
-def has_rebooter(vendor: str) -> bool:
-    return (DEPLOY / "overlays" / vendor / "rebooter.yaml").is_file()
 
 
 def _patch(kind: str, name: str, **spec: object) -> Json:

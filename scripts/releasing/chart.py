@@ -77,13 +77,13 @@ def offered() -> dict[str, dict[str, bool]]:
     for vendor in OVERLAYS:
         body = kustomize.loaded(DEPLOY / "overlays" / vendor / "kustomization.yaml")[0]
         found[vendor] = {Path(name).name: True for name in body["components"]}
+        found[vendor].setdefault("rebooter", False)
         for component in OPTIONAL:
-            needs_reboots = "rebooter" in REQUIRES.get(component, ())
             profile = builtin()[vendor]
             lacks = (component == "safe-load" and not profile.keys.safe_load) or (
                 component == "recovery" and not set(profile.recovery) - {RecoveryStep.REBOOT}
             )
-            if not lacks and (found[vendor].get("rebooter") or not needs_reboots):
+            if not lacks:
                 found[vendor][component] = False
     return found
 
@@ -112,7 +112,7 @@ def _sources() -> Iterator[Source]:
         when = When(having=frozenset({component, *REQUIRES.get(component, ())}))
         yield from _resources(component, DEPLOY / "components" / component, when)
     for vendor in OVERLAYS:
-        for folder in ("", "rollout", "admission-policy"):
+        for folder in ("", "rebooter", "rollout", "admission-policy"):
             for patch in _patches(DEPLOY / "overlays" / vendor / folder):
                 yield "", patch, When(frozenset({vendor}))
 
@@ -128,6 +128,8 @@ def _resources(file: str, folder: Path, when: When) -> Iterator[Source]:
 
 
 def _patches(folder: Path) -> list[Json]:
+    if not folder.is_dir():
+        return []
     body = kustomize.loaded(folder / "kustomization.yaml")[0]
     return [patch for one in body.get("patches", []) for patch in kustomize.loaded(folder / one["path"])]
 

@@ -20,6 +20,9 @@ OVERLAYS = ("amd", "ascend", "furiosa", "gaudi", "nvidia", "rebellions", "tensto
 ROLLOUTS = tuple(f"{overlay}/rollout" for overlay in OVERLAYS)
 """The rollout controller of each overlay, to be applied beside it."""
 
+REBOOTERS = tuple(f"{overlay}/rebooter" for overlay in OVERLAYS if overlay not in ("amd", "ascend"))
+"""The rebooter of each overlay that does not contain it, to be applied beside it."""
+
 NAMESPACES = tuple(f"{overlay}/namespace" for overlay in OVERLAYS)
 """The namespace that each overlay needs, to be applied before it."""
 

@@ -62,6 +62,8 @@ def overlay(vendor: str, more: tuple[str, ...], less: tuple[str, ...], fleet: bo
     body["components"] = [*kept, *(f"../../components/{name}" for name in more if name != "admission-policy")]
     # The vendor's words for its rebooter are of no use without one.
     body["patches"] = [one for one in body["patches"] if "rebooter" not in less or one["path"] != "rebooter.yaml"]
+    if "rebooter" in more:
+        body["patches"].append({"path": "rebooter/daemonset.yaml"})
     file.write_text(yaml.safe_dump(body))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kustomize, "DEPLOY", folder / "deploy")
@@ -130,7 +132,7 @@ def test_a_change_in_deploy_shows_as_drift(tmp_path: Path, monkeypatch: pytest.M
         ("nvidia", {"rollout": {"replicas": 0}}, "at '/rollout/replicas': minimum"),
         ("nvidia", {"eviction": {"enabled": "no"}}, "at '/eviction/enabled': got string"),
         ("ascend", switched(eviction=True), "eviction.enabled: vendor ascend has no eviction"),
-        ("nvidia", switched(rebooter=True), "rebooter.enabled: vendor nvidia has no rebooter"),
+        ("nvidia", switched(rebooter_eviction=True), "rebooterEviction.enabled needs rebooter"),
         ("ascend", switched(rebooter=False, rebooter_eviction=True), "rebooterEviction.enabled needs rebooter"),
         ("nvidia", {"clients": {"selector": "a=b"}}, "clients.selector needs clients.enabled"),
         ("nvidia", {"recovery": {"auto": ["reload"]}}, "recovery.auto needs recovery.enabled"),
@@ -264,7 +266,7 @@ def test_every_value_has_its_schema_and_a_comment_and_no_other_has() -> None:
         assert re.search(rf"^# .*\n{name}:", text, re.MULTILINE), f"{name} has no comment"
 
 
-@pytest.mark.parametrize("component", ["rebooter", "rebooter-eviction", "safe-load", "recovery"])
+@pytest.mark.parametrize("component", ["safe-load", "recovery"])
 def test_the_values_name_the_vendors_of_a_component_that_not_all_have(component: str) -> None:
     text = (chart.CHART / "values.yaml").read_text()
     (comment,) = re.findall(rf"((?:^# .*\n)+){value_of(component)}:", text, re.MULTILINE)

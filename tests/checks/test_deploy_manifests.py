@@ -23,7 +23,7 @@ from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION, read
 from driver_manager.domain.profile import RecoveryStep, Strategy, parse_steps
 from driver_manager.profiles import builtin
 from scripts.releasing import chart, kustomize
-from scripts.releasing.kustomize import DEPLOY, EXAMPLES, OVERLAYS, ROLLOUTS, Json, only, render
+from scripts.releasing.kustomize import DEPLOY, EXAMPLES, OVERLAYS, REBOOTERS, ROLLOUTS, Json, only, render
 from tests.support.deploy.renderings import FLEETS, SETS, kustomized
 from tests.support.docs.console import commands
 from tests.support.docs.markdown import DOCS, ROOT
@@ -126,6 +126,11 @@ def writable(spec: Json, container: Json) -> list[str]:
     return [one["mountPath"] for one in mounts]
 
 
+def with_rebooter(overlay: str) -> list[Json]:
+    """The objects of the rebooter that is beside the overlay, none if the overlay contains it."""
+    return render(f"{overlay}/rebooter") if f"{overlay}/rebooter" in REBOOTERS else []
+
+
 @each_overlay
 def test_each_container_can_write_what_it_writes_and_sees_the_rest_read_only(overlay: str) -> None:
     paths, checked = PROFILES[overlay].paths, set()
@@ -137,7 +142,7 @@ def test_each_container_can_write_what_it_writes_and_sees_the_rest_read_only(ove
         "health-watch": {paths.work_lock, paths.health_record, paths.ready_marker, "/dev/x", *kept},
         "rebooter": {paths.work_lock, paths.rebooter_record, paths.reboot_evidence},
     }
-    for template in templates(render(overlay)):
+    for template in templates([*render(overlay), *with_rebooter(overlay)]):
         for name, container in containers_of(template).items():
             if name != "driver":
                 folders = tuple(f"{folder}/" for folder in writable(template["spec"], container))
@@ -146,7 +151,15 @@ def test_each_container_can_write_what_it_writes_and_sees_the_rest_read_only(ove
                 (host,) = [one for one in container["volumeMounts"] if one["mountPath"] == "/host"]
                 assert (host["readOnly"], host["mountPropagation"]) == (True, "HostToContainer")
                 checked.add(name)
-    assert {"k8s-driver-manager", "health-watch"} <= checked
+    assert checked == written.keys()
+
+
+@pytest.mark.parametrize("folder", REBOOTERS)
+def test_a_rebooter_stays_on_a_node_whose_deploy_labels_are_paused(folder: str) -> None:
+    profile = PROFILES[folder.partition("/")[0]]
+    selector = only(render(folder), "DaemonSet")["spec"]["template"]["spec"]["nodeSelector"]
+    assert profile.deploy_keys(selector).isdisjoint(selector)
+    assert not profile.present_labels or list(selector) == list(profile.present_labels)
 
 
 @each_overlay

@@ -107,19 +107,20 @@ def honest() -> Iterator[tuple[str, str, Sender, Change]]:
             yield vendor, "safe load", run, note(keys.safe_load)
         rollout = account(vendor, "driver-rollout", OTHER)
         yield vendor, "the rollout on another node", rollout, joined(label(keys.upgrade_state), note(keys.rollout))
-        if admission.has_rebooter(vendor):
-            rebooter = account(vendor, "driver-rebooter")
-            wish = joined(label(keys.reboot_required), label(keys.upgrade_state), label(keys.state))
-            asked = joined(note(keys.pre_reboot_boot_id), note(keys.reboot_in_progress))
-            approved = joined(note(keys.approve_reboot, None), note(keys.approve_recovery, None))
-            grant = joined(asked, approved, note(keys.recovery))
-            yield vendor, "a reboot is asked for", run, wish
-            yield vendor, "the rebooter shows the request", rebooter, wish
-            yield vendor, "its condition", rebooter, conditions({"type": keys.condition, "status": "False"}, READY)
-            yield vendor, "the grant", rebooter, joined(grant, note(keys.cordon, "reboot"), cordon())
-            ended = joined(note(keys.pre_reboot_boot_id, None), note(keys.reboot_in_progress, None), cordon(False))
-            yield vendor, "the end of a reboot", rebooter, ended
-            yield vendor, "the rollout approves", account(vendor, "driver-rollout", ""), note(keys.approve_reboot)
+        rebooter = account(vendor, "driver-rebooter")
+        wish = joined(label(keys.reboot_required), label(keys.upgrade_state), label(keys.state))
+        asked = joined(note(keys.pre_reboot_boot_id), note(keys.reboot_in_progress))
+        approved = joined(note(keys.approve_reboot, None), note(keys.approve_recovery, None))
+        grant = joined(asked, approved, note(keys.recovery))
+        yield vendor, "a reboot is asked for", run, wish
+        yield vendor, "the rebooter shows the request", rebooter, wish
+        yield vendor, "its condition", rebooter, conditions({"type": keys.condition, "status": "False"}, READY)
+        yield vendor, "the grant", rebooter, joined(grant, note(keys.cordon, "reboot"), cordon())
+        ended = joined(note(keys.pre_reboot_boot_id, None), note(keys.reboot_in_progress, None), cordon(False))
+        yield vendor, "the end of a reboot", rebooter, ended
+        service = joined(note(keys.recovery), note(keys.approve_recovery, None))
+        yield vendor, "no reboot of a recovery is left", rebooter, service
+        yield vendor, "the rollout approves", account(vendor, "driver-rollout", ""), note(keys.approve_reboot)
         for other in (ADMIN, PROBLEM_DETECTOR, KUBELET, OTHER_KUBELET):
             change = joined(label("a.example/b"), note("a.example/b"), note(keys.mute_until), cordon())
             yield vendor, f"{other.name} and keys of others", other, change

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, POLICIES, ROLLOUTS, Json
+from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, POLICIES, REBOOTERS, ROLLOUTS, Json
 from tests.support.assets import tool
 from tests.support.tiers import TierError
 
@@ -30,6 +30,7 @@ SETS = [
 FLEETS: list[tuple[str, tuple[str, ...]]] = [
     *((name, ()) for name in ROLLOUTS),
     *((name, ("openshift-rollout",)) for name in ROLLOUTS),
+    *((name, ()) for name in REBOOTERS),
 ]
 SPACES: list[tuple[str, tuple[str, ...]]] = [(name, ()) for name in (*NAMESPACES, *POLICIES)]
 

@@ -30,11 +30,14 @@ offered:
   furiosa:
     in-place: true
     eviction: true
+    rebooter: false
+    rebooter-eviction: false
     clients: false
     recovery: false
     node-condition: false
     metrics: false
     openshift: false
+    openshift-rebooter: false
     resource-quota: false
     network-policy: false
     rollout: false
@@ -43,11 +46,14 @@ offered:
   gaudi:
     in-place: true
     eviction: true
+    rebooter: false
+    rebooter-eviction: false
     clients: false
     recovery: false
     node-condition: false
     metrics: false
     openshift: false
+    openshift-rebooter: false
     resource-quota: false
     network-policy: false
     rollout: false
@@ -56,12 +62,15 @@ offered:
   nvidia:
     in-place: true
     eviction: true
+    rebooter: false
+    rebooter-eviction: false
     safe-load: false
     clients: false
     recovery: false
     node-condition: false
     metrics: false
     openshift: false
+    openshift-rebooter: false
     resource-quota: false
     network-policy: false
     rollout: false
@@ -70,12 +79,15 @@ offered:
   rebellions:
     in-place: true
     eviction: true
+    rebooter: false
+    rebooter-eviction: false
     safe-load: false
     clients: false
     recovery: false
     node-condition: false
     metrics: false
     openshift: false
+    openshift-rebooter: false
     resource-quota: false
     network-policy: false
     rollout: false
@@ -84,11 +96,14 @@ offered:
   tenstorrent:
     in-place: true
     eviction: true
+    rebooter: false
+    rebooter-eviction: false
     clients: false
     recovery: false
     node-condition: false
     metrics: false
     openshift: false
+    openshift-rebooter: false
     resource-quota: false
     network-policy: false
     rollout: false
