@@ -154,20 +154,17 @@ def watch(values: Values, name: str, *, as_json: bool) -> int:
     connect = partial(load_client, values[settings.KUBECONFIG] or None)
     api = KubeApi(connect(), clock, session.log, settings.BY_HAND_API_TIMEOUT_S)
     cluster = KubeFleet(api, connect, clock, readers(session.profile.keys, zone))
+    is_redrawn = is_capable(sys.stdout) and not as_json
+    show = Redrawn(LiveScreen(sys.stdout)).show if is_redrawn else Changes(as_json=as_json).show
     try:
-        return Watching(session, clock, cluster, first.rollout.name, _view(as_json=as_json)).run(first)
+        return Watching(session, clock, cluster, first.rollout.name, show).run(first)
     except Terminated:
         return ExitCode.STANDING_DOWN
 
 
-def _view(*, as_json: bool) -> Callable[[Json, float, bool], None]:
-    """The function that shows each state: its JSON, the time, and True for the last one."""
-    if as_json:
-        return Changes(as_json=True).show
-    return Redrawn(LiveScreen(sys.stdout)).show if is_capable(sys.stdout) else Changes(as_json=False).show
-
-
 class Watching(Struct):
+    """Follows one rollout. `show` gets each state: its JSON, the time, and True for the last one."""
+
     session: RolloutSession
     clock: LoopClock
     cluster: FleetCluster

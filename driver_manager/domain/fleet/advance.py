@@ -365,15 +365,8 @@ def lost_nodes(terms: Terms) -> tuple[LostNode, ...]:
     is_forgiven = is_retry_requested(fleet, target)
     found = {one.uid: one for one in memory.lost} if is_same and not is_forgiven else {}
     for node in fleet.vanished:
-        record = node.record
-        if (
-            record is None
-            or record.rollout != fleet.rollout
-            or record.revision != target
-            or node.uid in {*found, *there}
-        ):
-            continue
-        if node.is_skipped or node.is_operated:
+        record, is_outside = node.record, node.is_skipped or node.is_operated or node.uid in {*found, *there}
+        if record is None or record.rollout != fleet.rollout or record.revision != target or is_outside:
             continue
         until_s = terms.begun_s(record.since_s) + fleet.policy.node_timeout_s
         is_late = now_s >= until_s and not waits_for_reboot(node)
