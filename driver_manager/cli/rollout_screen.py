@@ -338,16 +338,10 @@ def _disturbed(plan: Json) -> str:
 def _planned_waves(plan: Json) -> list[list[str]]:
     cells = [["WAVE", "NAME", "TO GO", "PODS", "APPROVAL", "NODES IN THEIR ORDER"]]
     for wave in plan["waves"]:
-        cells.append(
-            [
-                str(wave["number"]),
-                wave["name"],
-                str(len(wave["nodes"]) or "-"),
-                "?" if wave["pods"] is None else str(wave["pods"] or "-"),
-                "-" if wave["approvalAfter"] is None else f"after wave {wave['approvalAfter']}",
-                several(one["node"] for one in wave["nodes"]),
-            ]
-        )
+        nodes, pods = wave["nodes"], "?" if wave["pods"] is None else str(wave["pods"] or "-")
+        approval = "-" if wave["approvalAfter"] is None else f"after wave {wave['approvalAfter']}"
+        row = [str(wave["number"]), wave["name"], str(len(nodes) or "-"), pods, approval]
+        cells.append([*row, several(one["node"] for one in nodes)])
     return cells
 
 

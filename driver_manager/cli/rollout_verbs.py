@@ -454,16 +454,10 @@ def text(found: Json, now_s: float) -> str:
         return "no revision"
     cells = [["REVISION", "NUMBER", "OUTCOME", "BEGAN", "TOOK", "IMAGES"]]
     for one in found["history"]:
-        cells.append(
-            [
-                one["revision"] + ("*" if one["revision"] == found["target"] else ""),
-                "gone" if one["number"] is None else str(one["number"]),
-                _outcome(one, found),
-                when(one["began"], now_s) if one["began"] else "-",
-                _took(one),
-                ", ".join(one["images"]) or "-",
-            ]
-        )
+        name = one["revision"] + ("*" if one["revision"] == found["target"] else "")
+        number = "gone" if one["number"] is None else str(one["number"])
+        began = when(one["began"], now_s) if one["began"] else "-"
+        cells.append([name, number, _outcome(one, found), began, _took(one), ", ".join(one["images"]) or "-"])
     return "\n".join(table(cells))
 
 
@@ -522,27 +516,16 @@ def plan_body(seen: Survey, outlook: Outlook, pods: Mapping[str, int] | None) ->
     by_wave: dict[int, list[Json]] = {}
     for number, standing in enumerate(order(seen.standings), 1):
         name = standing.member.node.name
-        by_wave.setdefault(standing.wave, []).append(
-            {
-                "node": name,
-                "order": number,
-                "reason": reasons[name],
-                "pods": None if pods is None else pods.get(name, 0),
-            }
-        )
+        count = None if pods is None else pods.get(name, 0)
+        row = {"node": name, "order": number, "reason": reasons[name], "pods": count}
+        by_wave.setdefault(standing.wave, []).append(row)
     asking, waves = requests.asking_waves(seen), list[Json]()
     for number, wave in enumerate(seen.terms.policy.waves, 1):
         nodes = by_wave.get(number, [])
         before = [at for at in asking if at < number and number > seen.turn.upto]
-        waves.append(
-            {
-                "number": number,
-                "name": wave.name,
-                "approvalAfter": before[-1] if before and nodes else None,
-                "pods": _sum(nodes, pods),
-                "nodes": nodes,
-            }
-        )
+        approval = before[-1] if before and nodes else None
+        row = {"number": number, "name": wave.name, "approvalAfter": approval, "pods": _sum(nodes, pods)}
+        waves.append({**row, "nodes": nodes})
     every = [node for nodes in by_wave.values() for node in nodes]
     return {"toGo": len(every), "pods": _sum(every, pods), "waves": waves}
 
