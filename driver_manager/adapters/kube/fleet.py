@@ -651,16 +651,10 @@ class KubeFleet:
         is_json = isinstance(body, list)
         # The server answers 422 if an operation does not apply (apiserver, pkg/endpoints/handlers/patch.go).
         passing = frozenset({NOT_FOUND, CONFLICT, *((INVALID,) if is_json else ())})
+        path = f"{one(kind, name, namespace)}{subresource}?fieldManager={FIELD_MANAGER}"
+        what, form = f"patch {qualified(kind)}{subresource}", JSON_PATCH if is_json else MERGE_PATCH
         try:
-            answer = self._api.call(
-                "PATCH",
-                f"{one(kind, name, namespace)}{subresource}?fieldManager={FIELD_MANAGER}",
-                f"patch {qualified(kind)}{subresource}",
-                body,
-                content_type=JSON_PATCH if is_json else MERGE_PATCH,
-                passing=passing,
-                only_once=True,
-            )
+            answer = self._api.call("PATCH", path, what, body, content_type=form, passing=passing, only_once=True)
         except Answer as refusal:
             why = "is gone" if refusal.status == NOT_FOUND else "changed since it was read"
             where = f"{namespace}/{name}" if namespace else name
@@ -734,16 +728,10 @@ class KubeDesk:
 
     def _ask(self, kind: FactKind, path: str, body: dict[str, Any], name: str, *, dry_run: bool) -> None:
         """Patch the object with the uid in `body`: another uid is a conflict (apiserver, registry/rest/update.go)."""
-        query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
+        query = urlencode({"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})})
+        what, passing = f"patch {qualified(kind)}", frozenset({NOT_FOUND, CONFLICT})
         try:
-            self._api.call(
-                "PATCH",
-                f"{path}?{urlencode(query)}",
-                f"patch {qualified(kind)}",
-                body,
-                content_type=MERGE_PATCH,
-                passing=frozenset({NOT_FOUND, CONFLICT}),
-            )
+            self._api.call("PATCH", f"{path}?{query}", what, body, content_type=MERGE_PATCH, passing=passing)
         except Answer as answer:
             why = "is gone" if answer.status == NOT_FOUND else "was replaced by another one"
             raise Conflict(f"{name} {why}", "Nothing was changed; check it again.") from answer

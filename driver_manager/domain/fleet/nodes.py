@@ -142,9 +142,8 @@ def _failed(member: Member, terms: Terms) -> NodeDecision | None:
     if not member.node.wants_retry:
         return NodeDecision(NodePhase.FAILED, record.reason)
     unfit = why_unfit(member, terms)
-    return NodeDecision(
-        NodePhase.FAILED, f"a retry was asked for, but it {unfit}" if unfit else "", wants_turn=not unfit
-    )
+    why = f"a retry was asked for, but it {unfit}" if unfit else ""
+    return NodeDecision(NodePhase.FAILED, why, wants_turn=not unfit)
 
 
 def _why_not_repaired(member: Member, terms: Terms) -> str:
@@ -372,9 +371,7 @@ def _reboot(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | 
         return NodeDecision(NodePhase.UNDER_WAY, why, (marked,))
     if node.is_rebooting:
         if record.reason != REBOOTS:
-            return NodeDecision(
-                NodePhase.UNDER_WAY, REBOOTS, (_mark(member, record, terms, UpgradeState.REBOOT, REBOOTS),)
-            )
+            return _next_state(member, record, terms, UpgradeState.REBOOT, REBOOTS)
         return _bounded(member, record, terms, policy.node_timeout_s, REBOOTS)
     if policy.approves_reboots or node.is_reboot_approved:
         why = "waits for the rebooter: for its slot, its window or the node's uptime"
@@ -472,16 +469,11 @@ def _bounded(member: Member, record: NodeRecord, terms: Terms, limit_s: float, w
 
 def _failing(member: Member, record: NodeRecord, terms: Terms, why: str) -> NodeDecision:
     """The node has failed because of `why`: mark it, and post one Event."""
-    event = Announce(
-        events.NODE_UPGRADE_FAILED,
-        f"Driver upgrade to revision {record.revision} failed: {why}",
-        f"{member.node.uid or member.node.name}/{record.revision}/{record.began_s:.0f}",
-        is_warning=True,
-        node=member.node.name,
-    )
-    return NodeDecision(
-        NodePhase.UNDER_WAY, why, (_mark(member, record, terms, UpgradeState.FAILED, why), event), fails=True
-    )
+    node, text = member.node, f"Driver upgrade to revision {record.revision} failed: {why}"
+    key = f"{node.uid or node.name}/{record.revision}/{record.began_s:.0f}"
+    event = Announce(events.NODE_UPGRADE_FAILED, text, key, is_warning=True, node=node.name)
+    failed = _mark(member, record, terms, UpgradeState.FAILED, why)
+    return NodeDecision(NodePhase.UNDER_WAY, why, (failed, event), fails=True)
 
 
 def _mark(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, reason: str = "") -> MarkNode:
@@ -495,13 +487,9 @@ def _mark(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState,
     is_ahead = state is UpgradeState.DONE and pod is not None and pod.revision == terms.target != revision
     if is_ahead:
         revision, wave = terms.target, 0
-    return MarkNode(
-        node.name,
-        node.resource_version,
-        state,
-        replace(record, revision=revision, wave=wave, since_s=terms.now_s, reason=reason),
-        consumes_retry=node.wants_retry and state is UpgradeState.DONE,
-    )
+    marked = replace(record, revision=revision, wave=wave, since_s=terms.now_s, reason=reason)
+    is_met = node.wants_retry and state is UpgradeState.DONE
+    return MarkNode(node.name, node.resource_version, state, marked, consumes_retry=is_met)
 
 
 # Clear first, for drivers that the driver pod's container unloads
@@ -807,19 +795,14 @@ def _why_closed(standing: NodeStatus, seen: waves.Survey) -> str:
 def begin(standing: NodeStatus, terms: Terms) -> MarkNode:
     """The mark that takes the node for the target revision. Every later act on it follows from this mark."""
     node, pod = standing.member.node, standing.member.pod
-    return MarkNode(
-        node.name,
-        node.resource_version,
-        UpgradeState.RESTART,
-        NodeRecord(
-            rollout=terms.fleet.rollout,
-            revision=terms.target,
-            wave=standing.wave,
-            pod=pod.uid if pod is not None else "",
-            boot_id=node.boot_id,
-            began_s=terms.now_s,
-            since_s=terms.now_s,
-            outcome_s=node.outcome_s or 0.0,
-        ),
-        consumes_retry=node.wants_retry,
+    record = NodeRecord(
+        rollout=terms.fleet.rollout,
+        revision=terms.target,
+        wave=standing.wave,
+        pod=pod.uid if pod is not None else "",
+        boot_id=node.boot_id,
+        began_s=terms.now_s,
+        since_s=terms.now_s,
+        outcome_s=node.outcome_s or 0.0,
     )
+    return MarkNode(node.name, node.resource_version, UpgradeState.RESTART, record, consumes_retry=node.wants_retry)
