@@ -557,10 +557,16 @@ class RecoveryPlay(LoopPlay):
         self._show.chapter(f"pod {self._pod} runs driver-manager reconcile-driver-state, then health-watch")
         env = {**self._driver_env(self._machine, DRIVER_ROOT, OLD_DIGEST), **self._profile_env()}
         self._exit_codes.append(self._machine.run(["reconcile-driver-state"], env))
-        pod = self._cluster.store.get("pods", self._pod, self._cluster.namespace)
-        run_pod(self._cluster.store, pod)
-        account = self._cluster.service_account(pod)
+        run_pod(self._cluster.store, self._pod_object())
+        self._watch()
+
+    def _watch(self) -> None:
+        """Start the sidecar of the driver pod."""
+        account = self._cluster.service_account(self._pod_object())
         self._machine.start(["health-watch"], self._loop_env(), account)
+
+    def _pod_object(self) -> dict[str, Any]:
+        return self._cluster.store.get("pods", self._pod, self._cluster.namespace)
 
     def _profile_env(self) -> dict[str, str]:
         return {"DRIVER_PROFILE": VENDOR, "PROFILE_FILE": str(self._cluster.folder / PROFILE)}

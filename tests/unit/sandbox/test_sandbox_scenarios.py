@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import os
 import re
+import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, ClassVar
 
 import pytest
 from msgspec.structs import replace
 
+from driver_manager.domain.node_state import NodeState
 from driver_manager.profiles import builtin
+from driver_manager.sandbox import loops
 from driver_manager.sandbox.cluster import Process, command_line, environment
 from driver_manager.sandbox.fleet import (
     FLEET_SCENARIOS,
@@ -29,9 +35,12 @@ from driver_manager.sandbox.fleet import (
     Taken,
     problems,
 )
+from driver_manager.sandbox.host import HostTree
 from driver_manager.sandbox.loops import (
     REBOOT_SCENARIOS,
     RECOVERY_SCENARIOS,
+    Machine,
+    RecoveryPlay,
     RecoveryScenario,
     run_reboot_scenario,
     run_recovery_scenario,
@@ -183,6 +192,53 @@ def test_an_approval_is_removed_with_its_wedge_and_a_wrong_course_is_found() -> 
     healed = replace(RECOVERY_SCENARIOS["recovery-by-itself"], is_in_use=True, approves=("reset",))
     played = recovered(replace(healed, steps=("reset.healed",)))
     assert played.report.problems == ["attempts [], expected ['reset.healed']", "resets: 0, expected 1"]
+
+
+class KilledPlay(RecoveryPlay):
+    """A play in which the sidecar's container is killed at random moments of the recovery, and started again."""
+
+    moments: ClassVar[Random]
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._kills = [self.moments.uniform(0.0, 0.6), *(self.moments.uniform(0.6, 1.6) for _ in range(3))]
+        self._last_s = 0.0
+
+    def _follow(self, machine: Machine) -> None:
+        is_wedged = self._cluster.node()["metadata"]["labels"].get(self._keys.state) == NodeState.WEDGED.value
+        if is_wedged and not self._last_s:
+            self._last_s = time.monotonic()
+        is_due = self._last_s and self._kills and time.monotonic() > self._last_s + self._kills[0]
+        if is_due and self._pod in self._cluster.pods():
+            self._kills.pop(0)
+            kill_container(machine._loops["health-watch"]._process.pid)
+            self._watch()
+            self._last_s = time.monotonic()
+        super()._follow(machine)
+
+
+def kill_container(pid: int) -> None:
+    """Kill the process and its descendants, each of which is stopped first, so that it starts no more."""
+    found = [pid]
+    for one in found:
+        with contextlib.suppress(OSError):  # it has ended
+            os.kill(one, signal.SIGSTOP)
+            found += map(int, Path(f"/proc/{one}/task/{one}/children").read_text().split())
+    for one in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("seed", range(4))
+def test_a_reload_is_done_once_although_its_container_is_killed(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pass_time = HostTree.pass_time
+    # The clock of the host is fast: a pod that stays is evicted again after a minute.
+    monkeypatch.setattr(HostTree, "pass_time", lambda tree, seconds: pass_time(tree, 10 * seconds))
+    monkeypatch.setattr(KilledPlay, "moments", Random(seed), raising=False)  # noqa: S311  # no secret
+    monkeypatch.setattr(loops, "RecoveryPlay", KilledPlay)
+    scenario = replace(RECOVERY_SCENARIOS["recovery-reload"], approves=(), automatic="reload", steps=("reload.healed",))
+    assert recovered(scenario).report.problems == []
 
 
 # Vendors: the order of modules, what is paused and restored, and the probe.
