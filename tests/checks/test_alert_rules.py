@@ -51,6 +51,8 @@ def test_every_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_
     [
         ('state="wedged"} == 1', 'state="wedged"} == 0'),
         ('state="needs-service"} == 1', 'state="needs-service"} == 0'),
+        ("or driver_manager_reboot_escalated == 1", "and driver_manager_reboot_escalated == 1"),
+        ('{reason="recovery"} > 0', "> 0"),
         ('{state="waiting"}', '{state=~"waiting|under-way"}'),
         ("for: 30m", "for: 20m"),
         ("for: 30m", "for: 1h"),
