@@ -263,7 +263,6 @@ class NodeRecovery:
         begin()
         answer = self._ports.cluster.evict(pod)
         if answer.outcome is EvictionOutcome.BLOCKED:
-            host.withdraw_reload()
             self._keep(self._record().with_open(replace(started, started=False)))
             self._undo(facts, f"the driver pod may not be evicted: {answer.why}")
 
@@ -280,6 +279,8 @@ class NodeRecovery:
         if attempt is None:
             return
         self._ports.reporter.info(f"the {attempt.step.value} is not done: {why}")
+        if attempt.step is RecoveryStep.RELOAD:
+            self._ports.host.withdraw_reload()
         node = self._ports.cluster.node()
         self._patch(given_back(replace(facts, node=node), attempt), node)
         self._leave_slot(node, attempt.step)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from driver_manager.domain.profile import RecoveryStep
 from driver_manager.domain.reboot.state import SlotHolder, Slots
-from tests.support.fakes.recovery_world import DEVICES, KEYS, STEPS, RecoveryWorld
+from tests.support.fakes.recovery_world import DEVICES, KEYS, RELOAD, STEPS, RecoveryWorld
 
 TURNS = 60
 NEVER = "never"
@@ -110,6 +110,17 @@ def test_a_user_that_comes_in_the_last_moment_stops_the_reset_and_gives_the_appr
     assert (node.resets, node.record.attempts) == ([], ())
     assert node.node_annotations[KEYS.approve_recovery] == "reset"
     assert node.shelves[RecoveryStep.RESET].slots.holders == ()
+
+
+def test_a_reload_that_was_only_requested_is_not_left_to_a_later_run_once_the_device_is_well() -> None:
+    node = world("reload", auto=frozenset({RecoveryStep.RELOAD}), kills_child=True)
+    node.killer.at("request reload", node.killer.die, after=True)
+    while RELOAD not in node.files:
+        node.play(1)
+    node.fault = ""
+    node.play(5)
+    assert node.steps == []
+    node.check_clean()
 
 
 def test_no_step_is_left_after_the_limits_and_a_new_wedge_of_the_day_gets_fewer() -> None:
