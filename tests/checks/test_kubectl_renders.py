@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from scripts.releasing.chart import offered
-from scripts.releasing.kustomize import DEPLOY, EXAMPLES, OVERLAYS, Json, only, render, render_example
+from scripts.releasing.kustomize import DEPLOY, EXAMPLES, OVERLAYS, REBOOTERS, Json, only, render, render_example
 from tests.support.deploy.meaning import canonical, is_selected, pods_of, selectors
 from tests.support.deploy.renderings import FLEETS, SETS, SPACES, kustomized
 
@@ -39,9 +39,9 @@ def assert_apart(rendered: dict[str, list[Json]]) -> None:
         assert [name for _, name in referred - names(objects) if not name.startswith("system:")] == []
 
 
-def missing(overlay: str) -> list[str]:
-    """The components that fit the overlay, and that neither it nor a folder of it has, in their order."""
-    return [name for name, has in offered()[overlay].items() if not has and name not in FOLDERS]
+def missing(overlay: str, folders: tuple[str, ...] = FOLDERS) -> list[str]:
+    """The components that fit the overlay, and that neither it nor one of `folders` has, in their order."""
+    return [name for name, has in offered()[overlay].items() if not has and name not in folders]
 
 
 def on_top(overlay: str, components: Iterable[str], folder: Path) -> list[Json]:
@@ -78,9 +78,9 @@ def test_overlays_of_ones_own_with_all_components_share_no_name(tmp_path: Path) 
     rendered = {}
     for overlay in OVERLAYS:
         namespace = only(render(f"{overlay}/namespace"), "Namespace")["metadata"]["name"]
-        rendered[overlay] = on_top(
-            " ".join((overlay, *(f"{overlay}/{one}" for one in FOLDERS))), missing(overlay), tmp_path
-        )
+        folders = (*FOLDERS, *(["rebooter"] if f"{overlay}/rebooter" in REBOOTERS else []))
+        beside = " ".join((overlay, *(f"{overlay}/{one}" for one in folders)))
+        rendered[overlay] = on_top(beside, missing(overlay, folders), tmp_path)
         assert [name for _, name in names(rendered[overlay]) if not name.startswith(f"{overlay}-")] == []
         spaces = {one["metadata"].get("namespace", namespace) for one in rendered[overlay]}
         assert spaces <= {namespace, "default"}
