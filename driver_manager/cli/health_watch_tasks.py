@@ -108,9 +108,11 @@ def _recover(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     """One turn of the recovery."""
     # Only a wedge needs these.
     from driver_manager.adapters.host.recovery import HostRecovery  # noqa: PLC0415
+    from driver_manager.adapters.kube.fleet import revisions_of  # noqa: PLC0415
     from driver_manager.adapters.kube.leases import LeaseSlots  # noqa: PLC0415
     from driver_manager.core.rebooter import NodeDrain  # noqa: PLC0415
     from driver_manager.core.recovery import NodeRecovery, RecoveryPolicy, RecoveryPorts  # noqa: PLC0415
+    from driver_manager.domain.fleet.state import newest_revision  # noqa: PLC0415
 
     cluster, reporter = _cluster(document, log)
     profile, clock, known = decode_profile(document["profile"]), LoopClock(), document["recovery"]
@@ -127,6 +129,7 @@ def _recover(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
         lambda step: LeaseSlots(cluster.api, known["namespace"], profile.keys, step),
         HostRecovery(roots, profile, clock, document["driver_root"], reporter.warn),
         NodeDrain(cluster, clock, reporter, profile, rules, spares_daemons=False),
+        lambda pod: newest_revision(revisions_of(cluster.api, pod.namespace, pod.controller)),
         clock,
         reporter,
     )

@@ -13,7 +13,7 @@ from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health import watch
 from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.host import Health, ProbeResult
-from driver_manager.domain.node_state import Recovery
+from driver_manager.domain.node_state import Recovery, RecoveryState
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.text import without_numbers
 
@@ -462,7 +462,10 @@ class HealthWatch:
             self._remember()
         answer = self._recoverer.recover(watch.wedge_seen(history, result))
         self._warn(RECOVERY_TOPIC, f"no recovery: {answer.problem}" if answer.problem else "")
-        after = before if answer.problem else answer.recovery
+        after = answer.recovery
+        if answer.problem:
+            is_under_way = before.state is RecoveryState.UNDER_WAY
+            after = before if is_under_way else replace(before, state=RecoveryState.WAITING, reason=answer.problem)
         if (after.step, after.state, without_numbers(after.reason)) != (
             before.step,
             before.state,

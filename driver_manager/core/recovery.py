@@ -18,7 +18,7 @@ from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain import errors, events
 from driver_manager.domain.health.watch import WedgeSeen
 from driver_manager.domain.host import ReloadRequest
-from driver_manager.domain.node import EvictionOutcome, Node, NodeChange, Pod
+from driver_manager.domain.node import REVISION_LABEL, EvictionOutcome, Node, NodeChange, Pod
 from driver_manager.domain.node_state import Recovery
 from driver_manager.domain.profile import Profile, RecoveryStep
 from driver_manager.domain.reboot.state import SlotHolder, SlotsSeen, SlotsUnreadable, event_key
@@ -31,6 +31,7 @@ from driver_manager.domain.recovery import (
     RecoveryOutcome,
     RecoveryRecord,
     ResetAnswer,
+    announcement,
     approved_step,
     decide,
     given_back,
@@ -73,12 +74,16 @@ class RecoveryHost(Protocol):
 
 
 class RecoveryPorts(Struct, frozen=True):
-    """The ports of a recovery. `workloads` names the pods that a reload may not evict."""
+    """The ports of a recovery. `workloads` names the pods that a reload may not evict.
+
+    `newest_revision` is the revision of the pod that the DaemonSet would create in place of one.
+    """
 
     cluster: Cluster
     slots: Callable[[RecoveryStep], SlotStore]
     host: RecoveryHost
     workloads: NodeDrainer
+    newest_revision: Callable[[Pod], str]
     clock: Clock
     reporter: Reporter
 
@@ -130,8 +135,10 @@ class NodeRecovery:
         while True:
             decision = decide(record, facts)
             match decision.act:
+                case RecoveryAct.ASK_USERS if decision.step is RecoveryStep.RESET:
+                    facts = replace(facts, holders=self._ports.host.users(facts.devices))
                 case RecoveryAct.ASK_USERS:
-                    facts = replace(facts, users=self._users(decision.step))
+                    facts = replace(facts, blockers=self._blockers())
                 case RecoveryAct.ASK_SLOTS if decision.step is not None:
                     facts = replace(facts, slots=self._ports.slots(decision.step).read(1))
                 case _:
@@ -168,10 +175,16 @@ class NodeRecovery:
     def _own_pod(self) -> Pod | None:
         return next((pod for pod in self._ports.cluster.pods().pods if pod.uid == self._policy.pod_uid), None)
 
-    def _users(self, step: RecoveryStep | None) -> tuple[str, ...]:
-        if step is RecoveryStep.RESET:
-            return self._ports.host.users(self._seen.devices)
-        return self._ports.workloads.blockers()
+    def _blockers(self) -> tuple[str, ...]:
+        """Why the driver pod must not be replaced now. A pod of a newer revision would be an upgrade."""
+        known = self._ports.cluster.pods()
+        own = next((pod for pod in known.pods if pod.uid == self._policy.pod_uid), None)
+        if own is None:
+            return ("the driver pod that health-watch runs in is not on the node",)
+        newest = self._ports.newest_revision(own)
+        if newest != own.labels.get(REVISION_LABEL, ""):
+            return (f"the next driver pod would be of another revision, {newest}: upgrade the node first",)
+        return self._ports.workloads.blockers(known)
 
     def _shown(self, facts: RecoveryFacts, decision: RecoveryDecision) -> Recovery:
         """The recovery after `decision`, which the Node shows too."""
@@ -183,9 +196,10 @@ class NodeRecovery:
 
     def _announce(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
         if decision.step is not None:
-            key = f"{facts.wedge}-{decision.step.value}"
+            record, key = self._record(), announcement(facts, decision.step)
             self._post(events.RECOVERY_REQUIRED, f"step={decision.step.value}: {decision.reason}", key, warning=True)
-            self._keep(replace(self._record(), announced=key))
+            there = tuple(one for one in record.announced if one.startswith(facts.wedge))
+            self._keep(replace(record, announced=(*there, key)))
 
     def _take_slot(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
         node, seen = facts.node, facts.slots

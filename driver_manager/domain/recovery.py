@@ -68,11 +68,11 @@ class RecoveryAttempt(Struct, frozen=True):
 class RecoveryRecord(Struct, frozen=True):
     """The attempts, the newest last; only the last one may be open. `counts` are all attempts by `step.outcome`.
 
-    `announced` is the wedge and step whose Event was posted, `given_up` the wedge for which no step is left.
+    `announced` are the steps of the last wedge whose Event was posted, `given_up` is the wedge without a step left.
     """
 
     attempts: tuple[RecoveryAttempt, ...] = ()
-    announced: str = ""
+    announced: tuple[str, ...] = ()
     given_up: Annotated[str, Part("givenUp")] = ""
     counts: Annotated[Mapping[str, int], Part(is_omitted=True)] = field(default_factory=dict)
 
@@ -147,8 +147,8 @@ class RecoveryFacts(Struct, frozen=True):
     `is_wedged` since `since_s`, with the PCI addresses of the sick `devices` (none if unknown); `healthy` samples in a
     row, the last one with `serving` devices; `served` of them did before the wedge. `patience_s` is how long a step may
     take to help. `pod` is the uid of the driver pod that we run in, "" without one. `is_alone`: no run works on the
-    driver. `users` are those that the step would disturb and must not, None until a decision asks for them; so is
-    `slots`. `problem` is why the host or the pod cannot do a step.
+    driver. None until a decision asks for them: `holders`, which have a sick device open; `blockers` of a reload, such
+    as pods that may not be evicted; `slots`.
     """
 
     profile: Profile
@@ -168,8 +168,8 @@ class RecoveryFacts(Struct, frozen=True):
     node: Node | None = None
     pod: str = ""
     is_alone: bool = True
-    problem: str = ""
-    users: tuple[str, ...] | None = None
+    holders: tuple[str, ...] | None = None
+    blockers: tuple[str, ...] | None = None
     slots: SlotsSeen | None = None
 
     @property
@@ -210,10 +210,16 @@ def _is_within(step: RecoveryStep, attempts: list[RecoveryAttempt], facts: Recov
 
 
 def next_step(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryStep | None:
-    """The step to try next: the approved one, else the first automatic one, else the first; None if none is left."""
+    """The step to try next: the approved one, else the first automatic one, else the first; None if none is left.
+
+    An automatic reload comes before a reset that is held up: what holds the device may be an operand, which only a
+    reload moves.
+    """
     left = steps_left(record, facts)
     approved = [step for step in left if step is approved_step(facts)]
     automatic = [step for step in left if step in facts.auto]
+    if facts.holders and RecoveryStep.RELOAD in automatic:
+        automatic = [step for step in automatic if step is not RecoveryStep.RESET]
     return next(iter((*approved, *automatic, *left)), None)
 
 
@@ -342,10 +348,15 @@ def _reboot(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | 
 
 def _announce(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
     step = _wanted(record, facts)
-    if step is None or record.announced == f"{facts.wedge}-{step.value}":
+    if step is None or announcement(facts, step) in record.announced:
         return None
     how = "without approval" if step in facts.auto else f"once the Node has {approval(facts, step)}"
     return RecoveryDecision(RecoveryAct.ANNOUNCE, f"the next step is a {step.value}, {how}: {facts.reason}", step)
+
+
+def announcement(facts: RecoveryFacts, step: RecoveryStep) -> str:
+    """The name of the Event for a step, the same in every process."""
+    return f"{facts.wedge}-{step.value}"
 
 
 def approval(facts: RecoveryFacts, step: RecoveryStep) -> str:
@@ -361,7 +372,7 @@ def _approval(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision 
 
 
 def _busy(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
-    why = facts.problem or why_busy(facts)
+    why = why_busy(facts)
     return _held_back(record, facts, why) if why else None
 
 
@@ -399,9 +410,11 @@ def _no_pod(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | 
 
 def _users(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
     """Asked before a slot is taken, so that a node that waits for its users holds no slot that others need."""
-    if facts.users is None:
-        return RecoveryDecision(RecoveryAct.ASK_USERS, "check who would be disturbed", _wanted(record, facts))
-    return _held_back(record, facts, f"waits for users: {several(facts.users, '; ')}") if facts.users else None
+    step = _wanted(record, facts)
+    found = facts.holders if step is RecoveryStep.RESET else facts.blockers
+    if found is None:
+        return RecoveryDecision(RecoveryAct.ASK_USERS, "check who would be disturbed", step)
+    return _held_back(record, facts, f"is blocked: {several(found, '; ')}") if found else None
 
 
 def _slot(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:

@@ -438,6 +438,20 @@ def label_selector(subject: Subject) -> dict[str, str]:
     return {"labelSelector": subject.selector} if subject.selector else {}
 
 
+def revisions_of(api: KubeApi, namespace: str, controller: str) -> tuple[Revision, ...]:
+    """The revisions of the DaemonSet with the uid `controller`: one LIST of those in `namespace`. Raises as KubeApi."""
+
+    def read(page: Mapping[str, Any]) -> list[Revision]:
+        return [as_revision(item) for item in page.get("items") or [] if _is_of(item, controller)]
+
+    subject = Subject(FactKind.REVISIONS, namespace)
+    return tuple(found for body in pages(api, subject) for found in understood(read, body))
+
+
+def _is_of(item: Mapping[str, Any], controller: str) -> bool:
+    return any(text_of(owner, "uid") == controller for owner in item["metadata"].get("ownerReferences") or ())
+
+
 WATCH_S = 420.0
 """Duration of one watch in seconds, plus or minus a third, so that watches do not end together."""
 

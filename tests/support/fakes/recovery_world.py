@@ -97,6 +97,7 @@ class RecoveryWorld(HealthWorld):
     disk: str = ""
     pods: int = 1
     fails_to_reload: bool = False
+    newest_revision: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -184,7 +185,15 @@ class RecoveryWorld(HealthWorld):
 
     def recover(self, seen: WedgeSeen) -> RecoveryAnswer:
         policy = RecoveryPolicy(self.profile, self.auto, 300.0, self.boot_id, self.pod_uid)
-        ports = RecoveryPorts(self.cluster, self.shelves.__getitem__, self.disk_port, self, self.clock, self.reporter)
+        ports = RecoveryPorts(
+            self.cluster,
+            self.shelves.__getitem__,
+            self.disk_port,
+            self,
+            lambda _: self.newest_revision,
+            self.clock,
+            self.reporter,
+        )
         try:
             recovery = NodeRecovery(ports, policy, seen).turn()
         except Killed:

@@ -16,12 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.adapters.kube.fleet import revisions_of
 from driver_manager.adapters.kube.leases import RECOVERY_LEASE, LeaseSlots
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.core.rebooter import NodeDrain
 from driver_manager.core.recovery import NodeRecovery, RecoveryPolicy, RecoveryPorts
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.fleet.state import newest_revision
 from driver_manager.domain.health.watch import WedgeSeen
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.profile import RecoveryStep
@@ -433,6 +435,7 @@ def recover(
             lambda step: LeaseSlots(cluster.api, profile.namespace, profile.keys, step),
             world.disk_port,
             NodeDrain(cluster, clock, reporter, profile, EvictionRules(), spares_daemons=False),
+            lambda pod: newest_revision(revisions_of(cluster.api, pod.namespace, pod.controller)),
             clock,
             reporter,
         )

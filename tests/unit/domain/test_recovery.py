@@ -52,7 +52,8 @@ def facts(**fields: object) -> RecoveryFacts:
         "devices": (A,),
         "pod": "driver-1",
         "load": "1",
-        "users": (),
+        "holders": (),
+        "blockers": (),
         "slots": FREE,
     }
     return RecoveryFacts(NVIDIA, "now", NOW_S, 5_000.0, **{**known, **fields})  # type: ignore[arg-type]
@@ -195,7 +196,8 @@ FACTS = st.builds(
     load=st.sampled_from(["", "1", "2"]),
     pod=st.sampled_from(["", "driver-1"]),
     is_alone=st.booleans(),
-    users=st.sampled_from([None, (), ("process 7",)]),
+    holders=st.sampled_from([None, (), ("process 7",)]),
+    blockers=st.sampled_from([None, (), ("pod a/b",)]),
     slots=st.sampled_from([None, FREE, HOLDER, SlotsSeen(problem="unreadable")]),
 )
 
@@ -223,7 +225,7 @@ def test_a_step_starts_only_when_it_is_allowed_and_disturbs_nobody(found: Recove
     if open_ is not None and open_.started:  # only the eviction of the same driver pod is repeated
         assert (open_.step, open_.pod, open_.boot_id) == (RELOAD, now.pod, now.boot_id)
         return
-    assert now.users == ()
+    assert (now.holders if decision.step is RESET else now.blockers) == ()
     assert now.is_alone
     assert now.node is not None
     assert KEYS.journal not in now.node.annotations

@@ -92,7 +92,7 @@ def test_a_device_in_use_is_not_reset_and_the_wait_is_named() -> None:
     node.play(5)
     node.cluster.edit(annotations={KEYS.approve_recovery: "reset"})
     node.play(10)
-    assert "waits for users: process 7 (train) of pod a/b" in node.note
+    assert "is blocked: process 7 (train) of pod a/b" in node.note
     assert (node.resets, node.shelves[RecoveryStep.RESET].slots.holders) == ([], ())
     assert node.node_annotations[KEYS.approve_recovery] == "reset"
     node.users = ()
@@ -170,8 +170,22 @@ def test_a_node_that_another_writer_has_waits(why: str) -> None:
 def test_a_pod_that_may_not_be_evicted_stops_a_reload_before_its_slot() -> None:
     node = world("reload", auto=frozenset({RecoveryStep.RELOAD}), blockers_=("pod a/b: eviction is not enabled",))
     node.play(10)
-    assert "waits for users: pod a/b" in node.note
+    assert "is blocked: pod a/b" in node.note
     assert (node.reloads, node.shelves[RecoveryStep.RELOAD].slots.holders) == (0, ())
+
+
+def test_a_reload_is_no_upgrade_in_disguise() -> None:
+    node = world("reload", auto=frozenset({RecoveryStep.RELOAD}), newest_revision="7f9c")
+    node.play(10)
+    assert "the next driver pod would be of another revision, 7f9c: upgrade the node first" in node.note
+    assert (node.reloads, node.pods) == (0, 1)
+
+
+def test_an_automatic_reload_moves_what_holds_up_an_automatic_reset() -> None:
+    node = world("reset", users=("process 7 (exporter)",))
+    node.play(20)
+    assert node.steps == ["reload.failed"]  # the fault is one that only a reset heals
+    assert len(node.events("RecoveryRequired")) == 2
 
 
 def test_a_run_that_does_not_reload_makes_the_reload_fail() -> None:
