@@ -11,7 +11,7 @@ from driver_manager.domain.fleet.nodes import JUDGE_CASES, PHASE_CASES
 from driver_manager.domain.fleet.waves import HOLD_GUARDS
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.steps import Decision
-from tests.support.docs import fleet_picture, health_picture, plan_picture, reboot_picture
+from tests.support.docs import fleet_picture, health_picture, plan_picture, reboot_picture, recovery_picture
 from tests.support.docs.markdown import DOCS, main
 
 SCRIPT = "scripts/pictures"
@@ -47,6 +47,11 @@ HEALTH = """## health-watch
 A sample is `good`, `bad`, `last bad` (the failure that reaches the threshold) or `not counted` (unknown, a repetition,
 or a failure before the driver was ever ready). `mute`: a reconcile is running, the driver is absent, not ready or
 another one, or an administrator muted the node.
+"""
+RECOVERY = """## recovery
+
+While the driver is wedged, a short-lived process of health-watch decides each minute. The first guard that applies
+decides.
 """
 REBOOTER = """## rebooter
 
@@ -96,6 +101,8 @@ def _parts() -> Iterator[str]:
     yield HEALTH
     yield _mermaid(health_picture.picture())
     yield health_picture.marks()
+    yield RECOVERY
+    yield recovery_picture.guards()
     yield REBOOTER.format(count=len(reboot_picture.STORIES))
     yield reboot_picture.guards()
     yield "Which act followed which on one node:"

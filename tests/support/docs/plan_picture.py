@@ -25,6 +25,7 @@ from driver_manager.domain.swap.steps import (
     PauseLast,
     Plan,
     PlanAgain,
+    RemoveArtifacts,
     TakeNode,
     WaitForCompletion,
     WaitForOperands,
@@ -190,11 +191,11 @@ def sequences(profile: Profile) -> dict[Decision, list[tuple[str, ...]]]:
             decided = plan(made(dice, profile))
         except ManagerError:
             continue
-        found.setdefault(decided.decision, []).append(_names(decided))
+        found.setdefault(decided.decision, []).append(_names(decided, profile))
     return found
 
 
-def _names(decided: Plan) -> tuple[str, ...]:
+def _names(decided: Plan, profile: Profile) -> tuple[str, ...]:
     """The steps by their names; one that may come at two places of a plan with what tells them apart."""
     found, before = [], ""
     for step, following in zip_longest(decided.steps, decided.steps[1:]):
@@ -204,6 +205,8 @@ def _names(decided: Plan) -> tuple[str, ...]:
                 continue
             case TakeNode() if isinstance(following, WaitForCompletion):
                 name += " to cordon it first"
+            case RemoveArtifacts(paths=(profile.paths.reboot_wish,)):
+                name += " of the request to reboot"
             case WaitForOperands() if before == PauseLast.__name__:
                 name += " that leave last"
         if isinstance(following, PlanAgain):

@@ -10,6 +10,8 @@ from unittest import mock
 from msgspec.structs import replace
 
 from driver_manager.core import rebooter as reboot_loop
+from driver_manager.domain import selectors
+from driver_manager.domain.node import Pod
 from driver_manager.domain.reboot import decision as reboot_decision
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct, RebootDecision
 from driver_manager.domain.reboot.maintenance_windows import parse_windows
@@ -92,6 +94,10 @@ def _blocked(*pods: str) -> Event:
     return lambda machine: setattr(machine.workloads, "blocking", pods)
 
 
+def _has_a_job(machine: Machine) -> None:
+    machine.cluster.listed = {"uid": Pod("tenant", "train", "uid", labels={"job": "yes"})}
+
+
 def _loses_the_lease(machine: Machine) -> None:
     machine.fleet.slots, machine.fleet.slots_version = encode_slots(Slots()), machine.fleet.slots_version + 1
 
@@ -142,6 +148,7 @@ STORIES: tuple[Story, ...] = (
     _told(_host(obeys=()), *[_live] * 6, policy=_hard),
     _told(_is_another_hosts, _look, lambda machine: setattr(machine.cluster, "current", None), _look),
     _told(_leaving(_loses_the_lease), *_life),
+    _told(_has_a_job, *_life, policy=replace(POLICY, completion=selectors.parse("job=yes"), completion_timeout_s=60.0)),
 )
 
 

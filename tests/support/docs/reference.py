@@ -131,6 +131,7 @@ DERIVED = {
     "baseline": "what devices, services and modules were like before the last swap of this boot",
     "bindings": "what the devices were bound to before a run of this boot gave them to virtual machines",
     "client_record": "the driver generation, and what was done about its clients in this boot",
+    "reload_request": "asks the next run of this boot to reload the driver, though its digest is equal",
     "client_lock": "locked by the process that restarts clients of the driver",
     "mute_file": "mutes health-watch on this host until the time in it",
 }

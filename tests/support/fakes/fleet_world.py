@@ -56,7 +56,7 @@ from driver_manager.domain.fleet.state import (
     SetTemplate,
 )
 from driver_manager.domain.fleet.waves import LATE_S, MAX_AT_ONCE, UNSEEN_S, is_at_work
-from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.node_state import NodeState, RecoveryState
 from driver_manager.domain.reboot.maintenance_windows import Schedule, parse_windows
 from tests.support.fakes.fleet_builders import DAEMON_SET, NOW_S, ROLLOUT, matching
 
@@ -709,6 +709,8 @@ ON_NODES: dict[str, dict[str, Any]] = {
     "release": {"is_operated": False},
     "run": {"driver_state": NodeState.UPGRADING},
     "wedge": {"driver_state": NodeState.WEDGED, "outcome": "no answer", "outcome_s": None},
+    "recover": {"recovery": RecoveryState.UNDER_WAY},
+    "recovered": {"recovery": RecoveryState.NONE},
     "retry": {"wants_retry": True},
     "unlabel": {"upgrade": ""},
     "word": {"upgrade": "drain-required"},
@@ -818,7 +820,7 @@ def heal(world: World) -> None:
     for machine in world.machines.values():
         machine.fate, machine.is_locked, node = "good", False, machine.facts
         healed: dict[str, Any] = {"is_ready": True, "is_skipped": False, "is_operated": False, "record_problem": ""}
-        healed["taints"] = ()
+        healed |= {"taints": (), "recovery": RecoveryState.NONE}
         if not node.is_cordoned_by_run:
             healed["unschedulable"] = False
         if node.driver_state in (NodeState.WEDGED, NodeState.UPGRADING):
