@@ -230,6 +230,15 @@ def test_health_watch_has_the_steps_without_approval_and_the_consents_of_the_run
     assert ("NPU_POD_EVICTION_DEVICE_CLASS" in env, "LOG_LEVEL" in env) == ("manager" in values, False)
 
 
+@pytest.mark.parametrize(("env", "wanted"), [({}, "reset,reboot"), ({"AUTO_RECOVER": "false"}, "false")], ids=str)
+def test_the_rebooter_has_the_steps_without_approval_too(helm: Helm, env: Json, wanted: str) -> None:
+    recovery = {"enabled": True, "auto": ["reset", "reboot"]}
+    values: Json = {"vendor": "nvidia", "recovery": recovery, "rebooter": {"enabled": True, "env": env}}
+    template = only(helm.render(values, "x"), "DaemonSet", "nvidia-driver-rebooter")["spec"]["template"]
+    (rebooter,) = template["spec"]["containers"]
+    assert [one["value"] for one in rebooter["env"] if one["name"] == "AUTO_RECOVER"] == [wanted]
+
+
 def test_a_list_or_map_that_is_null_adds_nothing(helm: Helm) -> None:
     nothing = dict.fromkeys(("nodeSelector", "tolerations", "volumes", "imagePullSecrets"))
     plain, found = (helm.render({"vendor": "ascend", **more}, "x") for more in ({}, nothing))
