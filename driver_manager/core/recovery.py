@@ -105,6 +105,7 @@ class NodeRecovery:
         self._ports = ports
         self._policy = policy
         self._seen = seen
+        self._refused = ""
         self._acts: dict[RecoveryAct, Callable[[RecoveryFacts, RecoveryDecision], None]] = {
             RecoveryAct.ANNOUNCE: self._announce,
             RecoveryAct.TAKE_SLOT: self._take_slot,
@@ -121,6 +122,9 @@ class NodeRecovery:
         for _ in range(MAX_ACTS):
             self._ports.clock.check()
             facts, decision = self._decided()
+            if self._refused and decision.act not in ENDS:
+                # What was undone is not begun again in the same turn.
+                decision = RecoveryDecision(RecoveryAct.WAIT, self._refused, decision.step)
             if decision.act in ENDS:
                 return self._shown(facts, decision)
             try:
@@ -184,6 +188,9 @@ class NodeRecovery:
         newest = self._ports.newest_revision(own)
         if newest != own.labels.get(REVISION_LABEL, ""):
             return (f"the next driver pod would be of another revision, {newest}: upgrade the node first",)
+        rehearsed = self._ports.cluster.evict(own, dry_run=True)
+        if rehearsed.outcome is EvictionOutcome.BLOCKED:
+            return (f"the driver pod may not be evicted: {rehearsed.why}",)
         return self._ports.workloads.blockers(known)
 
     def _shown(self, facts: RecoveryFacts, decision: RecoveryDecision) -> Recovery:
@@ -263,7 +270,8 @@ class NodeRecovery:
                 raise errors.Conflict("a run began to work on the driver", "No action needed; it is retried.")
             answer = host.reset(started.devices, begin)
         if answer.users:
-            self._undo(facts, f"a device is in use by {several(answer.users, '; ')}")
+            self._refused = f"a device is in use by {several(answer.users, '; ')}"
+            self._undo(facts, self._refused)
         elif answer.problem:
             self._keep(self._record().judged(RecoveryOutcome.FAILED, f"the reset failed: {answer.problem}"))
 
@@ -271,14 +279,16 @@ class NodeRecovery:
         """Ask the next run for a reload, then evict the driver pod that we run in."""
         host, pod = self._ports.host, self._own_pod()
         if pod is None:
-            self._undo(facts, "the driver pod is gone")
+            self._refused = "the driver pod is gone"
+            self._undo(facts, self._refused)
             return
         host.request_reload(ReloadRequest(facts.boot_id, started.load, facts.reason))
         begin()
         answer = self._ports.cluster.evict(pod)
         if answer.outcome is EvictionOutcome.BLOCKED:
             self._keep(self._record().with_open(replace(started, started=False)))
-            self._undo(facts, f"the driver pod may not be evicted: {answer.why}")
+            self._refused = f"the driver pod may not be evicted: {answer.why}"
+            self._undo(facts, self._refused)
 
     def _judge(self, _: RecoveryFacts, decision: RecoveryDecision) -> None:
         if decision.outcome is not None:

@@ -330,14 +330,11 @@ def _another_boot(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecis
 def _exhausted(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
     if record.open is not None:
         return None
-    if record.given_up == facts.wedge:
-        return RecoveryDecision(RecoveryAct.NOTHING, "no step is left")
-    if next_step(record, facts) is not None:
-        return None
     tried = [one.step.value for one in record.attempts if _is_about(one, facts.devices)]
-    return RecoveryDecision(
-        RecoveryAct.GIVE_UP, f"{several(dict.fromkeys(tried)) or 'no step'} did not help: {facts.reason}"
-    )
+    why = f"no step is left after {several(dict.fromkeys(tried)) or 'none'}: {facts.reason}"
+    if record.given_up == facts.wedge:
+        return RecoveryDecision(RecoveryAct.NOTHING, why)
+    return RecoveryDecision(RecoveryAct.GIVE_UP, why) if next_step(record, facts) is None else None
 
 
 def _reboot(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:

@@ -71,7 +71,7 @@ def seen() -> Seen:
     there = replace(NOTHING, node=node({}))
     found.decide(RecoveryRecord(), there)
     found.decide(OF_ANOTHER_BOOT, replace(there, is_wedged=True))
-    announced = RecoveryRecord(announced=f"{there.wedge}-reload")
+    announced = RecoveryRecord(announced=(f"{there.wedge}-reload",))
     found.decide(announced, replace(there, is_wedged=True, auto=frozenset({RecoveryStep.RELOAD})))
     return found
 

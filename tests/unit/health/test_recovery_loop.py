@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from driver_manager.domain.profile import RecoveryStep
 from driver_manager.domain.reboot.state import SlotHolder, Slots
+from tests.support.fakes.cluster import Tenant
 from tests.support.fakes.recovery_world import DEVICES, KEYS, RELOAD, STEPS, RecoveryWorld
 
 TURNS = 60
@@ -186,6 +187,23 @@ def test_an_automatic_reload_moves_what_holds_up_an_automatic_reset() -> None:
     node.play(20)
     assert node.steps == ["reload.failed"]  # the fault is one that only a reset heals
     assert len(node.events("RecoveryRequired")) == 2
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_driver_pod_that_may_not_be_evicted_is_asked_once_a_turn_and_holds_no_slot(is_late: bool) -> None:
+    node = world("reload", auto=frozenset({RecoveryStep.RELOAD}))
+    blocked = Tenant(blocked_until=node.clock.now + 900.0)
+    if is_late:
+        node.killer.at("event", lambda: node.cluster.tenants.update({node.pod_uid: blocked}), after=True)
+    else:
+        node.cluster.tenants[node.pod_uid] = blocked
+    node.play(7)
+    assert "the driver pod may not be evicted: its disruption budget allows none" in node.note
+    assert (node.record.attempts, node.shelves[RecoveryStep.RELOAD].slots.holders) == ((), ())
+    assert node.killer.calls.count("evict") <= 1
+    node.play(25)
+    assert node.steps == ["reload.healed"]
+    node.check_clean()
 
 
 def test_a_run_that_does_not_reload_makes_the_reload_fail() -> None:
