@@ -86,6 +86,7 @@ def _launch(values: Values) -> Launch:
         timeout_s=profile.probe.timeout_s if timeout_s is None and profile.probe else timeout_s or 0.0,
         node=values[settings.NODE_NAME],
         settle_s=profile.probe.settle_s if profile.probe else 0.0,
+        has_steps_before_reboot=bool({*profile.recovery} - {RecoveryStep.REBOOT}),
     )
     session.refuse_zero(settings.HEALTH_WATCH_INTERVAL, policy.interval_s)
     session.refuse_zero(settings.HEALTH_WATCH_TIMEOUT, policy.timeout_s)

@@ -77,7 +77,7 @@ class Launch(Struct, frozen=True):
     @property
     def is_recovering(self) -> bool:
         """True if the profile has a step before the reboot, and the Node can be reached."""
-        return self.way is not None and bool({*self.profile.recovery} - {RecoveryStep.REBOOT})
+        return self.way is not None and self.policy.has_steps_before_reboot
 
     @property
     def reset_s(self) -> float:

@@ -147,7 +147,7 @@ PATIENCE_INTERVALS = 3
 class WatchPolicy(Struct, frozen=True):
     """The user's settings. Times in seconds; `node` is written into a recovery marker.
 
-    `settle_s` is how long a device may be slow after its driver was loaded.
+    `settle_s` is how long a device may be slow after its driver was loaded. `has_steps_before_reboot`: so the profile.
     """
 
     interval_s: float = 60.0
@@ -155,6 +155,7 @@ class WatchPolicy(Struct, frozen=True):
     timeout_s: float = 20.0
     node: str = ""
     settle_s: float = 0.0
+    has_steps_before_reboot: bool = False
 
     @property
     def patience_s(self) -> float:
@@ -336,7 +337,7 @@ class HealthWatch:
         history = self._history
         failed: ManagerError | None = None
         # Where other steps come first, the rebooter is asked once they are used up.
-        may_ask = self._recoverer is None or watch.wants_reboot(history)
+        may_ask = not self._policy.has_steps_before_reboot or watch.wants_reboot(history)
         for act in watch.mark_changes(history, replace(seen, can_request=seen.can_request and may_ask)):
             try:
                 self._do(act, history, seen)

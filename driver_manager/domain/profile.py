@@ -220,7 +220,7 @@ class HostPaths(Struct, frozen=True):
     def records(self, run: str = "") -> tuple[str, ...]:
         """The files that a run, of the owner `run` if it resumes, replaces or removes after its first effect."""
         files = (self.state_file, self.load_record, self.owner_note, self.failure_note, self.bindings, self.baseline)
-        return (*files, self.client_record, *([self.run_record(run)] if run else []))
+        return (*files, self.client_record, self.reload_request, *([self.run_record(run)] if run else []))
 
     def reboot_files(self) -> tuple[str, ...]:
         """The files by which a run requests a reboot; the next boot removes them. Empty if it never does."""

@@ -316,6 +316,7 @@ def meaning(profile: Profile) -> tuple[tuple[str, str], ...]:
         "operator": _operator(profile),
         "services": _services(profile),
         "health": _health(profile),
+        "recovery": _recovery_words(profile),
         "reboots": _reboot_words(profile),
     }
     return tuple((topic, "; ".join(sentences)) for topic, sentences in topics.items())
@@ -468,6 +469,24 @@ def _health(profile: Profile) -> Iterator[str]:
         yield "a driver is not unloaded before the probe reports that no device is at work"
     if probe.parser == "exit-status":
         yield "only its exit status counts, which shows nothing about single devices"
+
+
+def _recovery_words(profile: Profile) -> Iterator[str]:
+    reset = profile.reset
+    if not profile.recovery:
+        yield "none: a wedge is reported"
+        return
+    yield f"a wedge may be ended by {_listed((step.value for step in profile.recovery), 'or')}"
+    if profile.paths.recovery_record:
+        yield f"attempts are recorded in {profile.paths.recovery_record}"
+    if reset is not None and profile.probe is not None:
+        tool = reset.tool or profile.probe.tool
+        yield f"a reset is `{' '.join((tool, *reset.args))}`, at most {reset.timeout_s:g} s"
+        for when, args in (("before", reset.before), ("after", reset.after)):
+            if args:
+                yield f"{when} it `{' '.join((tool, *args))}` is run"
+        if reset.minor_in:
+            yield f"a device's node has the number in {reset.minor_in}, in the line {reset.minor_line!r}"
 
 
 def _reboot_words(profile: Profile) -> Iterator[str]:

@@ -19,6 +19,7 @@ from msgspec import field
 from driver_manager import profiles
 from driver_manager.adapters.kube.leases import LEASE, RECOVERY_LEASE
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.events import NEEDS_SERVICE
 from driver_manager.domain.health.watch import decode_watch_record
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, encode_marker
 from driver_manager.domain.node_state import (
@@ -661,7 +662,7 @@ class RecoveryPlay(LoopPlay):
                 ("reboots:", self._machine.reboots, scenario.reboots),
                 ("exit codes", report.exit_codes, [int(ExitCode.DONE)] * runs),
                 ("labels are", report.after.labels, report.before.labels | {self._keys.state: state.value}),
-                ("reasons of the condition", reasons, ["Ready" if scenario.is_healed else "NeedsService"]),
+                ("reasons of the condition", reasons, ["Ready" if scenario.is_healed else NEEDS_SERVICE]),
                 ("annotations left:", left, {}),
                 ("slots are held by", [*self._holders(), *self._holders(RECOVERY_LEASE)], []),
                 ("cordoned:", report.after.cordoned, False),

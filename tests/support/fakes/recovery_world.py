@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from driver_manager.core.health import WatchPolicy
 from driver_manager.core.node import announce
 from driver_manager.core.recovery import NodeRecovery, RecoveryPolicy, RecoveryPorts
 from driver_manager.domain.errors import Conflict, ManagerError
@@ -84,6 +85,7 @@ class RecoveryWorld(HealthWorld):
     have the device open, `blockers` may not be evicted. `kills_child`: what dies is the child and not the pod.
     """
 
+    policy: WatchPolicy = field(default_factory=lambda: WatchPolicy(node="node-1", has_steps_before_reboot=True))
     has_node: bool = True
     profile: Profile = NVIDIA
     auto: frozenset[RecoveryStep] = STEPS

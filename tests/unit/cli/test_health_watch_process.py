@@ -169,7 +169,7 @@ def test_a_bad_option_is_two_lines_and_exit_code_two(
 
 def test_a_profile_without_a_probe_cannot_be_watched(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
     text = tree.profile.read_text()
-    tree.profile.write_text(text[: text.index("[probe]")])
+    tree.profile.write_text(text[: text.index("[probe]")].replace('recovery = ["reboot"]\n', ""))
     assert run(["health-watch", "--once", *tree.options]) == ExitCode.USAGE
     assert "the profile ascend has no probe" in capfd.readouterr().err
 
