@@ -599,7 +599,7 @@ class RecoveryPlay(LoopPlay):
             self._end_wait()
         if machine.record.reason and not self._is_reboot_approved:
             self._is_reboot_approved = True
-            self._annotate(machine, self._keys.approve_reboot, APPROVED)
+            self._annotate(machine, self._keys.approve_recovery, RecoveryStep.REBOOT.value)
 
     def _answer(self) -> None:
         """Approve the next step. Without any, the chip recovers."""
