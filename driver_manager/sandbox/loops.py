@@ -431,7 +431,7 @@ class RecoveryScenario(NamedScenario, frozen=True):
 
     An administrator approves the steps in `approves`, each as soon as the node waits for an approval; `automatic` is
     AUTO_RECOVER. `steps` are the expected attempts as `step.outcome`. `is_in_use`: a process has the device open until
-    the recovery waits for it. `can_reboot`: the profile has the step.
+    the recovery names it. `can_reboot`: the profile has the step.
     """
 
     healed_by: str = ""
@@ -456,7 +456,6 @@ PROFILE = "profile.toml"
 USER, USER_NAME = 4242, "trainer"
 VENDOR = "tenstorrent"
 DRIVER_ROOT = f"/opt/{VENDOR}/{OLD}"
-WAITS_FOR_USERS = "waits for users"
 RECOVERY_TIMEOUT = "1s"
 """A step may take four intervals and timeouts to help."""
 
@@ -595,7 +594,7 @@ class RecoveryPlay(LoopPlay):
         self._was_shown = self._was_shown or bool(reason)
         if reason.startswith(WAITS_FOR_APPROVAL) and self._keys.approve_recovery not in self._notes:
             self._answer()
-        elif reason.startswith(WAITS_FOR_USERS):
+        elif USER_NAME in reason:
             self._end_wait()
         if machine.record.reason and not self._is_reboot_approved:
             self._is_reboot_approved = True
