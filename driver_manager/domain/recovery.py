@@ -289,6 +289,9 @@ def _healing(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision |
         done = f"{facts.healthy} of {HEALTHY_SAMPLES} healthy samples"
     elif facts.serving < attempt.served:
         done = f"{facts.serving} of {attempt.served} devices serve"
+        if facts.uptime_s - attempt.uptime_s >= facts.patience_s:
+            # The node would hold the slot, for which others wait, until a person looks.
+            return RecoveryDecision(RecoveryAct.JUDGE, done, attempt.step, RecoveryOutcome.FAILED)
     else:
         why = f"{HEALTHY_SAMPLES} healthy samples, {facts.serving} device(s) serve"
         return RecoveryDecision(RecoveryAct.JUDGE, why, attempt.step, RecoveryOutcome.HEALED)

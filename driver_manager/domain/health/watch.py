@@ -389,7 +389,7 @@ def wedge_seen(history: History, result: ProbeResult | None) -> WedgeSeen:
             sorted(one.address for one in devices if one.health is Health.UNHEALTHY and one.address and not one.is_lost)
         ),
         served=len({*history.served, *history.served_before}),
-        serving=sum(one.health is Health.HEALTHY and bool(one.address) for one in devices),
+        serving=len({*result.served}) if result is not None else 0,
         healthy=row if history.state is HealthState.HEALTHY else 0,
         load=history.driver,
     )

@@ -56,7 +56,8 @@ def facts(**fields: object) -> RecoveryFacts:
         "blockers": (),
         "slots": FREE,
     }
-    return RecoveryFacts(NVIDIA, "now", NOW_S, 5_000.0, **{**known, **fields})  # type: ignore[arg-type]
+    known |= {"uptime_s": 5_000.0, **fields}
+    return RecoveryFacts(NVIDIA, "now", NOW_S, **known)  # type: ignore[arg-type]
 
 
 def attempt(
@@ -151,6 +152,21 @@ def test_the_record_of_version_1_stays_readable() -> None:
 def test_a_record_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(RecoveryRecordUnreadable):
         decode_recovery_record(text)
+
+
+HEALING = [
+    ("two samples", {"healthy": 2, "serving": 2}, 9_000.0, "wait"),
+    ("all serve", {"healthy": 3, "serving": 2}, 10.0, "healed"),
+    ("one does not serve yet", {"healthy": 3, "serving": 1}, 299.0, "wait"),
+    ("one does not serve in the end", {"healthy": 3, "serving": 1}, 300.0, "failed"),
+]
+
+
+@pytest.mark.parametrize(("seen", "after_s", "end"), [row[1:] for row in HEALING], ids=[row[0] for row in HEALING])
+def test_a_step_has_helped_if_all_devices_serve_again(seen: dict[str, object], after_s: float, end: str) -> None:
+    started = attempt(RELOAD, outcome=None, closed=False, served=2)
+    decision = decide(record(started), facts(is_wedged=False, **seen, uptime_s=started.uptime_s + after_s))
+    assert (decision.outcome.value if decision.outcome else decision.act.value) == end
 
 
 # properties

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from driver_manager.domain.baseline import in_service
 from driver_manager.domain.events import EVENTS
 from driver_manager.domain.health import watch
 from driver_manager.domain.health.watch import (
@@ -25,7 +26,7 @@ from driver_manager.domain.health.watch import (
     judge_sample,
     notice_due,
 )
-from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Health, Marker
+from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, Health, Marker, ProbeResult
 from driver_manager.domain.journal import Owner
 from tests.support.fakes.builders import PROFILE, node
 
@@ -434,3 +435,12 @@ def test_a_mute_by_hand_applies_in_every_state_and_ends(state: HealthState, heal
     assert (after.state, after.is_muted_by_hand) == (HealthState.MUTED, True)
     assert (after.failures, after.reason, after.wedge) == (0, UNTIL.why, before.wedge)
     assert not judge_sample(after, Sample(Health.UNHEALTHY, "bad", 2.0, SINCE_S), SEEN, 3).is_muted_by_hand
+
+
+@pytest.mark.parametrize("addresses", [("0000:01:00.0", "0000:02:00.0"), ("", ""), ("0000:01:00.0", "0000:01:00.0")])
+def test_as_many_devices_serve_as_before_also_without_addresses(addresses: tuple[str, ...]) -> None:
+    devices = tuple(DeviceVerdict(f"npu {row}", Health.HEALTHY, "", one) for row, one in enumerate(addresses))
+    functions = tuple(filter(None, addresses))
+    result = in_service(ProbeResult(Health.HEALTHY, "", devices, served=functions), None, ())
+    seen = watch.wedge_seen(History(served=result.served), result)
+    assert seen.serving == seen.served == len({one or number for number, one in enumerate(addresses)})
