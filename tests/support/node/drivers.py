@@ -183,10 +183,27 @@ class Drivers:
             if container["name"] in ("driver", INSTALL):
                 container["image"] = f"driver-manager-sample-driver:{TAGS[version]}"
             if container["name"] in (MANAGER, WATCH):
-                kept = [one for one in container["env"] if one["name"] not in self._extra]
+                kept = [one for one in container["env"] if one["name"] not in self._extra | env.keys()]
                 container["env"] = [*kept, *({"name": name, "value": value} for name, value in env.items())]
         self._extra = frozenset(env)
         apply(self.api, self._set)
+
+    @contextmanager
+    def with_component(self, name: str) -> Iterator[None]:
+        """The overlay has this component of deploy/ too, its rights at once, its environment from `want()` on."""
+        before, known = self._set, [path_of(one) for one in self._objects]
+        objects = render_with_namespace("rebellions", name)
+        self._set = only(objects, "DaemonSet", "rebellions-driver")
+        added = [one for one in objects if path_of(one) not in known]
+        for one in added:
+            apply(self.api, one)
+        try:
+            yield
+        finally:
+            for one in added:
+                gone(lambda one=one: self.api.delete(path_of(one)))  # type: ignore[misc]
+            self._set = before
+            self.want(self.version)
 
     def load_by(self, how: Loads) -> None:
         """The driver is loaded so, as docs/operate.md writes it, by an image that takes `INSTALL_S` to install."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager import profiles
 from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
 from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
@@ -164,7 +165,7 @@ def test_a_wedge_and_its_end_are_an_event_each_and_the_state_on_the_node(watched
 def test_a_healthy_driver_costs_one_look_in_a_boot_at_its_node_and_its_clients(watched: WatchedNode) -> None:
     proxy = watched.scene.world.proxy
     for _ in range(2):
-        with watched.watch() as loop:
+        with watched.watch(AUTO_RECOVER="reset,reload,reboot") as loop:
             loop.says("→ healthy")
             watched.wait_samples(20)
     node = f"nodes/{watched.scene.node.name} 200"
@@ -215,19 +216,31 @@ def test_ended_at_any_request_the_next_one_tells_once(
     assert (len(watched.events(WEDGED)), len(watched.events(RECOVERED))) == (1, 1)
 
 
+LADDER = 'recovery = ["reload", "reboot"]'
+
+
 @pytest.mark.shares(6)
-def test_a_restart_during_a_wedge_asks_the_server_nothing(watched: WatchedNode) -> None:
-    proxy = watched.scene.world.proxy
-    with watched.watch() as loop:
+@pytest.mark.parametrize(("ladder", "asked"), [(LADDER, ["get nodes"]), ('recovery = ["reboot"]', [])])
+def test_a_wedge_is_told_once_and_after_that_only_an_approval_is_looked_for(
+    watched: WatchedNode, tmp_path: Path, ladder: str, asked: list[str]
+) -> None:
+    proxy, profile = watched.scene.world.proxy, tmp_path / "profile.toml"
+    shipped = (Path(profiles.__file__).parent / "rebellions.toml").read_text()
+    assert LADDER in shipped
+    profile.write_text(shipped.replace(LADDER, ladder))
+    with watched.watch(PROFILE_FILE=str(profile)) as loop:
         loop.says("→ healthy")
         watched.fail()
         wait_until(lambda: proxy.exchanges("create", "events"), "the Event")
         watched.wait_told("wedged")
+        if asked:
+            loop.says("recovery: reload waiting: waits for approval")
     mark = proxy.mark()
-    with watched.watch() as loop:
+    with watched.watch(PROFILE_FILE=str(profile)) as loop:
         loop.says("continuing as wedged")
         watched.wait_samples(5)
-    assert proxy.exchanges(since=mark) == []
+    targets = {one.request.target for one in proxy.exchanges(since=mark)}
+    assert sorted(f"{one.verb} {one.resource}" for one in targets) == asked
 
 
 @pytest.mark.shares(6)
