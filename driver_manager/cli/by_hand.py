@@ -23,6 +23,7 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.main import LazyGroup
 from driver_manager.cli.options import (
     command,
+    document,
     fitted,
     in_form,
     output_option,
@@ -47,7 +48,7 @@ from driver_manager.domain.settings import Values
 from driver_manager.domain.swap.node_patches import decoded_journal, found_journal, has_rebooters_cordon, release
 from driver_manager.domain.swap.preflight import is_loaded, refuse_if_owned, remedies, source_checks, tool_checks
 from driver_manager.domain.swap.steps import GiveBack
-from driver_manager.domain.text import in_words, is_digest, json_text, one_line
+from driver_manager.domain.text import in_words, is_digest, one_line
 from driver_manager.profiles import meaning
 
 ON_NODE = "Run it in a pod on that node, with the host at /host, such as one of `kubectl debug node/NAME`."
@@ -210,14 +211,14 @@ def check_command(*, file: str, output: str) -> int:
     """
     found = profiles.read_file(file)
     profile = found.profile
-    if output == "json":
+    if output != "text":
         findings = [
             {"key": one.key, "value": one.value, "expectation": one.expected, "line": one.line, "what": one.what}
             for one in found.problems
         ]
         name = profile.name if profile is not None else None
         body = {"schemaVersion": schemas.VERSION, "file": file, "profile": name, "findings": findings}
-        put(json_text(body, indent=2))
+        put(document(output, body))
         return ExitCode.USAGE if findings else ExitCode.DONE
     if profile is None:
         put(fitted("\n".join(one_line(f"{file}:{one.line or 1}: {one.what}") for one in found.problems)))
@@ -320,11 +321,11 @@ def _facts(session: Session, *, ignore_journal: bool) -> tuple[Observation, Jour
 def _render(obs: Observation, profile: Profile, change: NodeChange, output: str, *, dry_run: bool) -> str:
     labels = {key: {"from": obs.node.labels.get(key), "to": value} for key, value in change.labels.items()}
     removed = sorted(key for key, value in change.annotations.items() if value is None)
-    if output == "json":
+    if output != "text":
         body = {"node": obs.node.name, "labels": labels, "uncordon": change.unschedulable is False, "removed": removed}
         body["services"] = list(obs.journal.services) if obs.journal else []
         body["rebooterCordon"] = has_rebooters_cordon(obs.node, profile)
-        return json_text({**body, "dryRun": dry_run}, indent=2)
+        return document(output, {**body, "dryRun": dry_run})
     stays = _cordon_notes(obs.node, profile)
     if change.is_empty and not obs.left:
         nothing = (

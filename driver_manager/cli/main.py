@@ -6,6 +6,7 @@ import contextlib
 import copy
 import importlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -16,11 +17,11 @@ from click.shell_completion import ShellComplete, get_completion_class
 
 from driver_manager import profiles, schemas
 from driver_manager.adapters.report.log import LogForm, LogReporter
-from driver_manager.cli.options import command, is_of_pods, is_of_printing, put, unwritable
+from driver_manager.cli.options import command, document, is_of_pods, is_of_printing, put, unwritable
 from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError, at_place
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import LOG_FORMAT, TERMINATION_LOG, Setting, mistyped
-from driver_manager.domain.text import json_text, several
+from driver_manager.domain.text import several
 
 PROGRAM = "driver-manager"
 VARIABLE = "_DRIVER_MANAGER_COMPLETE"
@@ -196,18 +197,20 @@ def run(argv: list[str]) -> int:
 
 def _end(argv: list[str], error: ManagerError) -> int:
     form = _form(argv)
-    if _wants_json(argv):
+    output = _form_for_programs(argv)
+    if output:
         remedy = at_place(error.remedy, form.place)
         body = {"schemaVersion": schemas.VERSION, "error": error.what, "remedy": remedy}
         body |= {"exitCode": int(error.exit_code), **error.facts}
         with contextlib.suppress(ConfigError):  # the log has the error too
-            put(json_text(body, indent=2))
+            put(document(output, body))
     return form.fail(time.time, error.exit_code, error.what, error.remedy)
 
 
-def _wants_json(argv: list[str]) -> bool:
-    words = " ".join(argv)
-    return any(form in words for form in ("-o json", "-ojson", "--output json", "--output=json"))
+def _form_for_programs(argv: list[str]) -> str:
+    """The form of output that a command line asks for which click may not have parsed, "" for text."""
+    found = re.search(r"(?:^| )(?:-o ?|--output[ =])(json|yaml)\b", " ".join(argv))
+    return found[1] if found else ""
 
 
 def _read(setting: Setting[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import sys
@@ -238,9 +239,11 @@ def with_options(
     return decorate
 
 
+FORMATS = ("text", "json", "yaml")
+
+
 def output_option(command: F) -> F:
-    formats = click.Choice(["text", "json"])
-    return click.option("-o", "--output", type=formats, default="text", help="Output format.")(command)
+    return click.option("-o", "--output", type=click.Choice(FORMATS), default="text", help="Output format.")(command)
 
 
 # Standard output. A reader that closes it early changes nothing else.
@@ -249,8 +252,31 @@ PRINT_S = 10.0
 
 
 def in_form(output: str, body: Any, text: Callable[[Any], str]) -> str:
-    """`body` as JSON if `output` is "json", else what `text` makes of it, with each text on one line if it fits."""
-    return json_text(body, indent=2) if output == "json" else fitted(text(words_on_one_line(body)))
+    """`body` in a form for programs, or what `text` makes of it, with each text on one line if it fits."""
+    return fitted(text(words_on_one_line(body))) if output == "text" else document(output, body)
+
+
+def document(output: str, body: Any) -> str:
+    """`body` as YAML if `output` is "yaml", else as JSON; both are printable ASCII."""
+    text = json_text(body, indent=2)
+    return _yaml(json.loads(text)) if output == "yaml" else text
+
+
+_NUMBER = re.compile(r"[-+]?\.?\d[\d.]*[eE][-+]?\d+|0o[0-7]+")
+"""Strings that are numbers in YAML 1.2, as of Go programs, and strings in YAML 1.1, as of PyYAML: they are quoted."""
+
+
+def _yaml(body: Any) -> str:
+    import yaml  # noqa: PLC0415  # no pod needs it
+
+    def scalar(dumper: Any, text: str) -> Any:
+        style = '"' if _NUMBER.fullmatch(text) else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    kind: Any = type("Dumper", (getattr(yaml, "CSafeDumper", yaml.SafeDumper),), {})
+    kind.add_representer(str, scalar)
+    found: str = yaml.dump(body, Dumper=kind, sort_keys=False, width=2**30)
+    return found.removesuffix("\n")
 
 
 _INDENT = re.compile(r"\s*(?:\d+\. |[\w ]{1,10}: +)?")

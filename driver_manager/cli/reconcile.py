@@ -23,6 +23,7 @@ from driver_manager.cli.main import refuse_mistyped, warn_of_mistyped, warn_of_u
 from driver_manager.cli.options import (
     ScreenCommand,
     command,
+    document,
     in_form,
     output_option,
     put,
@@ -57,7 +58,7 @@ from driver_manager.domain.run_report import RunReport, run_families
 from driver_manager.domain.settings import AnySetting, Values
 from driver_manager.domain.swap.preflight import Check, firmware_checks, remedies, source_checks
 from driver_manager.domain.swap.steps import Plan
-from driver_manager.domain.text import json_text, one_line, sentences, several
+from driver_manager.domain.text import one_line, sentences, several
 
 CLIENTS_S = 60.0
 """Seconds that a run takes at most to restart clients: health-watch continues with the others."""
@@ -212,10 +213,10 @@ def _run(values: Values, mode: Mode, output: str) -> int:
         if outcome.exit_code is ExitCode.DONE and mode is Mode.CONTAINER:
             restart_clients(session, wanted, observe.pods)
         _announce(session, outcome)
-    if output == "json":
+    if output != "text":
         words = {"error": outcome.what, "remedy": outcome.remedy} if outcome.exit_code else {"what": outcome.what}
         body = {"schemaVersion": schemas.VERSION, **words, "exitCode": int(outcome.exit_code)}
-        put_after(json_text(body, indent=2), session.log)
+        put_after(document(output, body), session.log)
     return int(outcome.exit_code)
 
 
@@ -270,7 +271,7 @@ def _shown(found: Forecast, window: Outage | None, output: str, reason: str = ""
     body |= {"window": window.to_json() if window else None, "checks": [asdict(check) for check in found.checks]}
     if error is not None:
         error.facts = {**body, **error.facts}
-    if error is None or output != "json":
+    if error is None or output == "text":
         put(in_form(output, {"schemaVersion": schemas.VERSION, **body}, lambda _: _text(found, window)))
     if error is not None:
         raise error

@@ -25,6 +25,7 @@ from driver_manager.adapters.report.steps import LiveScreen
 from driver_manager.cli.main import LazyGroup
 from driver_manager.cli.options import (
     command,
+    document,
     in_form,
     output_option,
     put,
@@ -145,7 +146,7 @@ TICK_S = 5.0
 """Seconds without a change until the next decision, as time alone opens windows and ends soak times."""
 
 
-def watch(values: Values, name: str, *, as_json: bool) -> int:
+def watch(values: Values, name: str, output: str) -> int:
     """Show the rollout until it has ended; returns the exit code. Raises ManagerError."""
     clock = LoopClock()
     session = open_rollouts(values, clock)
@@ -154,8 +155,8 @@ def watch(values: Values, name: str, *, as_json: bool) -> int:
     connect = partial(load_client, values[settings.KUBECONFIG] or None)
     api = KubeApi(connect(), clock, session.log, settings.BY_HAND_API_TIMEOUT_S)
     cluster = KubeFleet(api, connect, clock, readers(session.profile.keys, zone))
-    is_redrawn = is_capable(sys.stdout) and not as_json
-    show = Redrawn(LiveScreen(sys.stdout)).show if is_redrawn else Changes(as_json=as_json).show
+    is_redrawn = is_capable(sys.stdout) and output == "text"
+    show = Redrawn(LiveScreen(sys.stdout)).show if is_redrawn else Changes(output).show
     try:
         return Watching(session, clock, cluster, first.rollout.name, show).run(first)
     except Terminated:
@@ -206,17 +207,18 @@ def _has_ended(outlook: Outlook) -> bool:
 
 
 class Changes:
-    """Prints each state that differs from the one before, as JSON or as a sentence, on one line."""
+    """Prints each state that differs from the one before: as JSON or a sentence on one line, or as a YAML document."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
+    def __init__(self, output: str) -> None:
+        self._output = output
         self._last: Json | str = ""
 
     def show(self, found: Json, now_s: float, is_last: bool) -> None:
         shown: Json | str
-        if self._as_json:
+        if self._output != "text":
             shown = {**found, "pace": None}  # its end moves with the time
-            text = json_text(found, separators=(",", ":"))
+            is_yaml = self._output == "yaml"
+            text = f"---\n{document('yaml', found)}" if is_yaml else json_text(found, separators=(",", ":"))
         else:
             words = words_on_one_line(found)
             shown = f"{rollout_headline(words)} [{rollout_in_short(words['counts'])}]"
@@ -253,7 +255,7 @@ def status_command(*, name: str, watches: bool, output: str, values: Values) -> 
     each change, otherwise each change is one line.
     """
     if watches:
-        return watch(values, name, as_json=output == "json")
+        return watch(values, name, output)
     _, shown = _read(values, name)
     outlook = outlook_of(shown)
     put(in_form(output, body(shown, outlook), lambda words: rollout_text(words, shown.now_s)))

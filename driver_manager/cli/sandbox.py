@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import io
-import json
 import shutil
 import sys
 import textwrap
@@ -17,7 +16,7 @@ import click
 from msgspec.structs import asdict
 
 from driver_manager.adapters.report.log import CYAN, GREEN, RED, has_colour, is_capable, painted, size_of
-from driver_manager.cli.options import command, narrowed, output_option, styled
+from driver_manager.cli.options import command, document, narrowed, output_option, styled
 from driver_manager.cli.options import table as columns
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.fleet.spec import UpgradeState
@@ -153,7 +152,7 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, wants_shell
     if wants_list:
         listed = [{"name": scenario.name, "tells": scenario.summary} for scenario in ALL.values()]
         rows = [f"{row['name']:<26} {row['tells']}" for row in listed]
-        click.echo(json.dumps(listed, indent=2) if output == "json" else "\n".join(rows))
+        click.echo("\n".join(rows) if output == "text" else document(output, listed))
         return ExitCode.DONE
     if wants_all and name:
         raise ConfigError("a scenario and --all cannot be used together", "Use one of them.")
@@ -162,23 +161,23 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, wants_shell
         near = difflib.get_close_matches(name, ALL, n=1)
         meant = f"Did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"there is no scenario {name!r}", f"{meant}See `driver-manager sandbox --list`.")
-    if wants_shell and (wants_all or output == "json" or name in LOOP_SCENARIOS):
+    if wants_shell and (wants_all or output != "text" or name in LOOP_SCENARIOS):
         raise ConfigError(
             "--shell needs one scenario without health-watch or rebooter, and text output",
-            f"Leave out --all and -o json, and give one of {', '.join([*scenarios.SCENARIOS, *FLEET_SCENARIOS])}.",
+            f"Leave out --all and --output, and give one of {', '.join([*scenarios.SCENARIOS, *FLEET_SCENARIOS])}.",
         )
     names = list(ALL) if wants_all else [name]
     reports = [_play(each, output, wants_shell=wants_shell) for each in names]
-    if output == "json":
-        click.echo(json.dumps([_as_json(report) for report in reports], indent=2))
+    if output != "text":
+        click.echo(document(output, [_as_json(report) for report in reports]))
     good = sum(not report.problems for report in reports)
     if wants_all:
-        click.echo(f"{good} of {len(reports)} scenarios ended as expected", err=output == "json")
+        click.echo(f"{good} of {len(reports)} scenarios ended as expected", err=output != "text")
     return ExitCode.INTERNAL if any(report.problems for report in reports) else ExitCode.DONE
 
 
 def _play(name: str, output: str, *, wants_shell: bool) -> scenarios.ScenarioReport:
-    screen = FleetScreen(sys.stderr if output == "json" else sys.stdout)
+    screen = FleetScreen(sys.stdout if output == "text" else sys.stderr)
     screen.line(f"sandbox: {name}: {ALL[name].summary}")
     if name in FLEET_SCENARIOS:
         scenario = FLEET_SCENARIOS[name]

@@ -666,7 +666,7 @@ def status_command(*, probe: bool, is_of_all: bool, output: str, values: Values)
     unread = facts.why_no_node
     if unread is None:
         return ExitCode.DONE
-    if output == "json":
+    if output != "text":
         return log_form(values).fail(time.time, unread.exit_code, unread.what, unread.remedy)
     write_termination_log(values[settings.TERMINATION_LOG], unread.what, unread.remedy)  # the text has it
     return unread.exit_code

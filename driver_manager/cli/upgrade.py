@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.options import (
     Duration,
     command,
+    document,
     in_form,
     output_option,
     put,
@@ -241,7 +243,7 @@ class NodeUpgrade(Struct):
             raise Conflict(f"node {self.desk.name} has no driver pod now", "Run it again.")
         if not scene.node.is_ready:
             raise PreflightFailed(f"node {self.desk.name} is not Ready: no pod can start on it", "Check its kubelet.")
-        with self._pod_beside(driver, scene, Task.PREFLIGHT, shows_plan=output) as name:
+        with self._pod_beside(driver, scene, Task.PREFLIGHT, shows_plan="text" if output == "text" else "json") as name:
             pod, why = self._until(name, "makes the plan")
             if pod.exit_code not in EXIT_MEANINGS:  # also the code that a kubelet gives what never started
                 raise UpgradeUnended(
@@ -249,15 +251,17 @@ class NodeUpgrade(Struct):
                     "Check that the image can be pulled and that the node has room for a pod.",
                 )
             text = self.asked(lambda: self.desk.log(self.namespace, name))
-        put(_document(text) if output == "json" else text.rstrip("\n"))
+        put(text.rstrip("\n") if output == "text" else _document(text, output))
         return int(pod.exit_code or 0)
 
 
-def _document(log: str) -> str:
-    """The JSON document in the log of a command, which also has lines of its stderr."""
+def _document(log: str, output: str) -> str:
+    """The JSON document in the log of a command, which also has lines of its stderr, in the form of `output`."""
     lines = log.splitlines()
     if "{" in lines and "}" in lines:
-        return "\n".join(lines[lines.index("{") : len(lines) - lines[::-1].index("}")])
+        text = "\n".join(lines[lines.index("{") : len(lines) - lines[::-1].index("}")])
+        with contextlib.suppress(ValueError):
+            return document(output, json.loads(text))
     return log
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from pathlib import Path
 
 import click
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as some
 
 from driver_manager import profiles
 from driver_manager.adapters.report.log import LogForm
 from driver_manager.cli.main import COMMANDS, PREFLIGHT, RECONCILE, cli, run, warn_of_unheeded
+from driver_manager.cli.options import document
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from tests.support.fakes.schemas import conforms
 
@@ -21,6 +26,11 @@ LOOPS = ("health-watch", "rebooter")
 APART = ("sandbox", "completion", "rollout", "stage", "profile", "upgrade", *LOOPS)
 NODE_COMMANDS = [name for name in COMMANDS if name not in APART]
 """Those that ask the API server and print."""
+
+JSON = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.floats(allow_nan=False, allow_infinity=False) | some.text(),
+    lambda inner: some.lists(inner) | some.dictionaries(some.text(), inner),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +70,7 @@ def errors(captured: str) -> list[str]:
         (["reconcile-driver-state", "--reconcile-deadline", "-5m"], "'-5m' is not a duration"),
         (["reconcile-driver-state", "--reconcile-deadline", "721h"], "longer than 30 days"),
         (["plan", "--driver-load", "magic"], "'magic' is not one of 'container', 'manager'"),
-        (["status", "-o", "yaml"], "'yaml' is not one of 'text', 'json'"),
+        (["status", "-o", "xml"], "'xml' is not one of 'text', 'json', 'yaml'"),
         (["reconcile-driver-state", "--log-level", "loud"], "'loud' is not one of"),
         (["plan", "--host-root", "/"], "the name of the node is not set"),
         (["plan", "--node-name", "Not A Node"], "'Not A Node' is not the name of a node"),
@@ -125,13 +135,29 @@ def test_no_command_shows_the_help_and_is_a_usage_error(capfd: pytest.CaptureFix
         (["holders", "--output", "json", "--bogus"], "No such option"),
     ],
 )
-def test_with_json_output_an_error_is_json_too(capfd: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
+def test_with_output_for_programs_an_error_is_in_that_form_too(
+    capfd: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
     assert run(argv) == ExitCode.USAGE
     out, err = capfd.readouterr()
     body = conforms("failure", out)
     assert (body["exitCode"], set(body)) == (2, {"schemaVersion", "error", "remedy", "exitCode"})
     assert said in body["error"]
     assert errors(err) == [body["error"], f"what to do: {body['remedy']}"]
+    run(["yaml" if word == "json" else word.replace("json", "yaml") for word in argv])
+    assert yaml.safe_load(capfd.readouterr().out) == body
+
+
+@given(JSON)
+def test_yaml_and_json_are_the_same_document_of_printable_ascii(body: object) -> None:
+    found = {form: document(form, body) for form in ("json", "yaml")}
+    assert yaml.safe_load(found["yaml"]) == json.loads(found["json"])
+    assert set("".join(found.values())) <= {*string.printable}
+
+
+@pytest.mark.parametrize("text", ["5e7", "1e+5", "-1.5E3", ".5e1", "0o17", "no", "12", "1.0", "~", ""])
+def test_text_that_reads_as_something_else_is_quoted_in_yaml(text: str) -> None:
+    assert document("yaml", {"a": text}) in (f'a: "{text}"', f"a: '{text}'")
 
 
 TYPED, OF_PODS = r"error: .*\nwhat to do: .*\n", r"\{.*\}\n\{.*\}\n"
@@ -219,7 +245,7 @@ def test_every_command_that_prints_for_machines_takes_the_same_output_option_and
         if isinstance(option, click.Option) and isinstance(option.type, click.Choice) and option.name == "output"
     }
     assert {"status", "plan", "preflight", "holders", "restore", "reconcile-driver-state", "health-watch"} <= set(found)
-    same = (["-o", "--output"], ("text", "json"), "text", "Output format.")
+    same = (["-o", "--output"], ("text", "json", "yaml"), "text", "Output format.")
     assert {name: form for name, form in found.items() if form != same} == {}
 
 

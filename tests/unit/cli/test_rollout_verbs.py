@@ -443,15 +443,17 @@ def test_a_rollout_that_is_deleted_meanwhile_ends_a_watch_with_that(watched: Lap
 
 def test_what_says_nothing_new_is_not_repeated(capfd: pytest.CaptureFixture[str]) -> None:
     counts = {"total": 1, **dict.fromkeys(("updated", "underWay", "waiting", "failed", "leftOut"), 0)}
-    lines = Changes(as_json=False)
+    lines = Changes("text")
     for now_s in (0.0, 9.0):
         lines.show({"phase": "Paused", "reason": "Paused", "message": "it is", "counts": counts}, now_s, False)
     assert capfd.readouterr().out == "1970-01-01T00:00:00Z Paused: it is [1 in all]\n"
-    of_json = Changes(as_json=True)
+    of_json = Changes("json")
     for pace, phase in (("a", "Progressing"), ("b", "Progressing"), ("c", "Complete")):
         of_json.show({"phase": phase, "pace": pace}, 0.0, False)
     shown = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert shown == [{"phase": "Progressing", "pace": "a"}, {"phase": "Complete", "pace": "c"}]
+    Changes("yaml").show({"phase": "Complete", "pace": None}, 0.0, True)
+    assert capfd.readouterr().out == "---\nphase: Complete\npace: null\n"
 
 
 class Terminal(io.StringIO):
