@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from driver_manager import profiles, schemas
-from driver_manager.adapters.kube.api import KubeApi, load_client, unexpired
+from driver_manager.adapters.kube.api import KubeApi, unexpired
 from driver_manager.adapters.kube.fleet import pages
 from driver_manager.adapters.kube.objects import as_node, understood
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import columns_of
 from driver_manager.cli.options import distance, in_form, put, styled, table
-from driver_manager.cli.session import log_form, named_profile
+from driver_manager.cli.session import connection, log_form, named_profile
 from driver_manager.core.fleet_ports import FactKind, Subject
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
@@ -48,7 +48,7 @@ def show_cluster(values: Values, output: str) -> int:
     clock.install()
     log, timeout_s, now_s = log_form(values).reporter(clock.wall), values[settings.API_TIMEOUT], clock.wall()
     budget_s = settings.BY_HAND_API_TIMEOUT_S if timeout_s is None else timeout_s
-    api = KubeApi(load_client(values[settings.KUBECONFIG] or None), clock, log, budget_s)
+    api = KubeApi(connection(values), clock, log, budget_s)
     wanted = known if named is None else {named.name: named}
     found = sorted(unexpired(lambda: [*_overviews(api, wanted, now_s)], "list nodes"), key=lambda one: one.rank)
     put(in_form(output, _body(found), lambda words: cluster_text(words, now_s)))

@@ -17,7 +17,16 @@ import click
 from driver_manager.adapters.report.log import allows_colour, columns_of, for_terminal, outlet_of
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.settings import DRIVER_PROFILE, HEADINGS, ONLY_VARIABLES, AnySetting, SettingKind, Values
+from driver_manager.domain.settings import (
+    DRIVER_PROFILE,
+    HEADINGS,
+    KUBE_CONTEXT,
+    KUBECONFIG,
+    ONLY_VARIABLES,
+    AnySetting,
+    SettingKind,
+    Values,
+)
 from driver_manager.domain.text import (
     json_text,
     parse_duration,
@@ -186,6 +195,17 @@ def _profiles(_: click.Context, __: click.Parameter, incomplete: str) -> list[st
     return [name for name in (profiles.AUTO, *sorted(profiles.builtin())) if name.startswith(incomplete)]
 
 
+def _contexts(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The contexts of the kubeconfig that begin with `incomplete`."""
+    from driver_manager.adapters.kube.kubeconfig import contexts  # noqa: PLC0415  # only completion needs it
+
+    kubeconfig = context.params.get(KUBECONFIG.name) or os.environ.get(KUBECONFIG.env) or ""
+    return [name for name in contexts(kubeconfig)[0] if name.startswith(incomplete) and name.isprintable()]
+
+
+_COMPLETIONS = {DRIVER_PROFILE: _profiles, KUBE_CONTEXT: _contexts}
+
+
 def _type_of(setting: AnySetting) -> Any:
     match setting.kind:
         case SettingKind.DURATION:
@@ -230,7 +250,7 @@ def with_options(
                 type=_type_of(setting),
                 is_flag=setting.kind is SettingKind.FLAG,
                 default=setting.default,
-                shell_complete=_profiles if setting is DRIVER_PROFILE else None,
+                shell_complete=_COMPLETIONS.get(setting),
                 metavar="NUMBER" if setting.kind is SettingKind.COUNT else None,
                 help=setting.help,
             )(made)

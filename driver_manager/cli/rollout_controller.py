@@ -9,7 +9,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from driver_manager.adapters.kube.api import KubeApi, load_client
+from driver_manager.adapters.kube.api import KubeApi
 from driver_manager.adapters.kube.fleet import KubeFleet, readers
 from driver_manager.adapters.kube.leases import ATTEMPT_S, LeaseLeadership, rollout_lease
 from driver_manager.adapters.process.clock import LoopClock
@@ -17,7 +17,7 @@ from driver_manager.adapters.report.http import NOT_FOUND, Heartbeat, HttpRespon
 from driver_manager.cli.main import warn_of_mistyped
 from driver_manager.cli.options import command, with_options, zone
 from driver_manager.cli.rollout_screen import namespace_of, refuse_without_state
-from driver_manager.cli.session import log_form, named_profile
+from driver_manager.cli.session import connection, log_form, named_profile
 from driver_manager.core.fleet.controller import FleetController, FleetPorts
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
@@ -62,7 +62,7 @@ class FleetEndpoint:
 
 
 @command("controller", "Run the rollouts of a namespace continuously, in the cluster.", is_of_pods=True)
-@with_options(settings.ROLLOUT, (settings.KUBECONFIG, settings.DRIVER_PROFILE, settings.PROFILE_FILE), settings.LOGGING)
+@with_options(settings.ROLLOUT, settings.LAPTOP, settings.LOGGING)
 def controller_command(*, values: Values) -> int:
     """Watch the DriverRollouts of a namespace, and restart driver pods as their rules allow.
 
@@ -76,7 +76,7 @@ def controller_command(*, values: Values) -> int:
     clock.install()
     reporter = log_form(values).reporter(clock.wall)
     warn_of_mistyped(reporter)
-    connect = partial(load_client, values[settings.KUBECONFIG] or None)
+    connect = partial(connection, values)
     api = KubeApi(connect(), clock, reporter, BUDGET_S)
     lease = values[settings.ROLLOUT_LEASE] or rollout_lease(profile.name)
     identity = f"{socket.gethostname()}_{os.urandom(4).hex()}"

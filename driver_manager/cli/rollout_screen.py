@@ -12,12 +12,12 @@ from msgspec import Struct
 
 from driver_manager import profiles, schemas
 from driver_manager.adapters.kube import transport
-from driver_manager.adapters.kube.api import KubeApi, load_client
+from driver_manager.adapters.kube.api import KubeApi
 from driver_manager.adapters.kube.fleet import INSTALL, KubeDesk, node_label_keys, readers
 from driver_manager.adapters.kube.transport import is_in_pod
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.options import fitted, styled, table, titled, when, written_moment, zone
-from driver_manager.cli.session import log_form, named_profile
+from driver_manager.cli.session import connection, log_form, named_profile
 from driver_manager.core.fleet.world import ObservedRollout, look
 from driver_manager.core.fleet_ports import Leader
 from driver_manager.core.ports_base import Reporter
@@ -354,21 +354,22 @@ def _count(number: int, word: str) -> str:
 
 def namespace_of(values: Values, profile: Profile) -> str:
     """The namespace of the option, the account, the kubeconfig or the profile. Raises ConfigError."""
-    told = values[settings.ROLLOUT_NAMESPACE] or _namespace_there(values[settings.KUBECONFIG]) or profile.namespace
+    told = values[settings.ROLLOUT_NAMESPACE] or _namespace_there(values) or profile.namespace
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", told):
         raise ConfigError(f"{told!r} is not the name of a namespace", f"Fix {settings.ROLLOUT_NAMESPACE.flag}.")
     return told
 
 
-def _namespace_there(kubeconfig: str) -> str:
+def _namespace_there(values: Values) -> str:
     """The namespace of the service account, or of the kubeconfig's context; "" without one."""
-    if not kubeconfig and is_in_pod(transport.SERVICE_ACCOUNT, os.environ):
+    kubeconfig, context = values[settings.KUBECONFIG], values[settings.KUBE_CONTEXT]
+    if not (kubeconfig or context) and is_in_pod(transport.SERVICE_ACCOUNT, os.environ):
         with contextlib.suppress(OSError, ValueError):
             return (transport.SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
         return ""
     from driver_manager.adapters.kube.kubeconfig import kubeconfig_namespace  # noqa: PLC0415  # in a pod, nothing of it is needed
 
-    return kubeconfig_namespace(kubeconfig or None)
+    return kubeconfig_namespace(kubeconfig, context)
 
 
 def refuse_without_state(profile: Profile) -> None:
@@ -416,7 +417,7 @@ def open_rollouts(
     found = clock or SystemClock()
     found.install()
     log = log or log_form(values).reporter(found.wall)
-    api = KubeApi(load_client(values[settings.KUBECONFIG] or None), found, log, budget_s)
+    api = KubeApi(connection(values), found, log, budget_s)
     profile = picked(values, api)
     desk = KubeDesk(api, readers(profile.keys, zone))
     return RolloutSession(desk, profile, namespace_of(values, profile), found, log)

@@ -16,7 +16,7 @@ import click
 from msgspec import Struct
 
 from driver_manager import schemas
-from driver_manager.adapters.kube.api import KubeApi, load_client
+from driver_manager.adapters.kube.api import KubeApi
 from driver_manager.adapters.kube.fleet import KubeFleet, SilentReporter, readers
 from driver_manager.adapters.kube.leases import rollout_lease
 from driver_manager.adapters.process.clock import LoopClock
@@ -52,6 +52,7 @@ from driver_manager.cli.rollout_screen import (
     rollout_in_short,
     rollout_text,
 )
+from driver_manager.cli.session import connection
 from driver_manager.core.fleet.world import FleetCache, ObservedRollout
 from driver_manager.core.fleet_ports import FactKind, FleetCluster, Leader, Lost, Subject
 from driver_manager.domain import settings
@@ -89,7 +90,7 @@ def rollout_group() -> None:
 
 # Completion of names. On errors, complete nothing and print nothing.
 
-VERB = (settings.ROLLOUT_NAMESPACE, settings.KUBECONFIG, settings.DRIVER_PROFILE, settings.PROFILE_FILE)
+VERB = (settings.ROLLOUT_NAMESPACE, *settings.LAPTOP)
 PATIENCE_S = 3.0
 
 
@@ -152,7 +153,7 @@ def watch(values: Values, name: str, output: str) -> int:
     session = open_rollouts(values, clock)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a terminal that is closed ends what is shown in it
     first = session.look(name)  # errors of the connection are reported as for any other command
-    connect = partial(load_client, values[settings.KUBECONFIG] or None)
+    connect = partial(connection, values)
     api = KubeApi(connect(), clock, session.log, settings.BY_HAND_API_TIMEOUT_S)
     cluster = KubeFleet(api, connect, clock, readers(session.profile.keys, zone))
     is_redrawn = is_capable(sys.stdout) and output == "text"

@@ -39,6 +39,7 @@ from driver_manager.domain.settings import Setting, Values
 
 if TYPE_CHECKING:
     from driver_manager.adapters.kube.node import KubeCluster
+    from driver_manager.adapters.kube.transport import Transport
 
 
 CONTAINER_HOST_ROOT = Path("/host")
@@ -403,16 +404,21 @@ def node_name(values: Values, roots: HostRoots) -> str:
     return name
 
 
+def connection(values: Values) -> Transport:
+    """The connection to the API server that the options name. Raises ConfigError without credentials."""
+    from driver_manager.adapters.kube.api import load_client  # noqa: PLC0415  # as above
+
+    return load_client(values[settings.KUBECONFIG], values[settings.KUBE_CONTEXT])
+
+
 def kube_cluster(
     values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float = settings.API_TIMEOUT_S
 ) -> KubeCluster:
     """The cluster, from the options. Raises ConfigError without credentials."""
-    from driver_manager.adapters.kube.api import load_client  # noqa: PLC0415  # as above
     from driver_manager.adapters.kube.node import KubeCluster  # noqa: PLC0415  # 40 MiB that only this needs
 
     timeout_s = values[settings.API_TIMEOUT]
-    client = load_client(values[settings.KUBECONFIG] or None)
-    return KubeCluster(client, name, clock, log, api_timeout_s if timeout_s is None else timeout_s)
+    return KubeCluster(connection(values), name, clock, log, api_timeout_s if timeout_s is None else timeout_s)
 
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import click
 from msgspec import Struct
 
 from driver_manager import profiles, schemas
-from driver_manager.adapters.kube.api import KubeApi, load_client
+from driver_manager.adapters.kube.api import KubeApi
 from driver_manager.adapters.kube.fleet import KubeNodeDesk
 from driver_manager.adapters.kube.objects import as_node, understood
 from driver_manager.adapters.process.clock import SystemClock
@@ -29,7 +29,7 @@ from driver_manager.cli.options import (
     with_options,
     zone,
 )
-from driver_manager.cli.session import log_form, named_profile
+from driver_manager.cli.session import connection, log_form, named_profile
 from driver_manager.core.pods import allow_evictions
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain import settings
@@ -75,7 +75,7 @@ REFUSED_S = 5.0
 ABSENT_S = 5.0
 """Seconds for which a node may be without a driver pod: between an eviction and the next pod."""
 
-OPTIONS = (settings.ROLLOUT_NAMESPACE, settings.KUBECONFIG, settings.DRIVER_PROFILE, settings.PROFILE_FILE)
+OPTIONS = (settings.ROLLOUT_NAMESPACE, *settings.LAPTOP)
 WIDTH = 8
 
 
@@ -271,7 +271,7 @@ def open_upgrade(values: Values, name: str, timeout_s: float) -> NodeUpgrade:
     clock = SystemClock()
     clock.install()
     log = log_form(values).reporter(clock.wall)
-    api = KubeApi(load_client(values[settings.KUBECONFIG] or None), clock, log, settings.BY_HAND_API_TIMEOUT_S)
+    api = KubeApi(connection(values), clock, log, settings.BY_HAND_API_TIMEOUT_S)
     desk, namespace = KubeNodeDesk(api, name, zone), values[settings.ROLLOUT_NAMESPACE]
     node, end = understood(as_node, desk.node()), Deadline.after(timeout_s, clock.monotonic)
     soon = end.within(ABSENT_S)

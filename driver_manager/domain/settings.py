@@ -149,6 +149,9 @@ NODE_NAME = CLUSTER.text(
 KUBECONFIG = CLUSTER.file(
     "KUBECONFIG", "Path to a kubeconfig. Default: a pod's service account, else ~/.kube/config.", is_common=True
 )
+KUBE_CONTEXT = CLUSTER.text(
+    "KUBE_CONTEXT", "Context in the kubeconfig. Default: its current one.", name="context", is_common=True
+)
 POD_NAME = CLUSTER.text("POD_NAME", "Name of this pod. Default: the host name, if it is a pod on the node.")
 POD_NAMESPACE = CLUSTER.text("POD_NAMESPACE", "Namespace of this pod. Default: the operator's.")
 OPERATOR_NAMESPACE = CLUSTER.text(
@@ -184,7 +187,10 @@ PROC_ROOT = HOST.text("PROC_ROOT", "The host's /proc. Default: below the host ro
 SYS_ROOT = HOST.text("SYS_ROOT", "The host's /sys. Default: below the host root.")
 DEV_ROOT = HOST.text("DEV_ROOT", "The host's /dev. Default: below the host root.")
 
-TYPED_BY_HAND = (NODE_NAME, KUBECONFIG, DRIVER_PROFILE, PROFILE_FILE, HOST_ROOT)
+LAPTOP = (KUBECONFIG, KUBE_CONTEXT, DRIVER_PROFILE, PROFILE_FILE)
+"""Those of commands that need a kubeconfig only."""
+
+TYPED_BY_HAND = (NODE_NAME, KUBECONFIG, KUBE_CONTEXT, DRIVER_PROFILE, PROFILE_FILE, HOST_ROOT)
 """Those that have an option in the commands for people on a node."""
 
 DRIVER = Group("Driver")

@@ -71,7 +71,7 @@ FLOORS = {"domain", "core", "adapters"}
 OWN_ROOMS = {"domain/recovery.py", "domain/status.py"}
 """Modules that are rooms of their own, because they import rooms beside them."""
 
-THIRD_PARTY = {"click", "kubernetes", "psutil", "pyudev", "tenacity", "urllib3", "zstandard"}
+THIRD_PARTY = {"click", "kubernetes", "psutil", "pyudev", "tenacity", "urllib3", "yaml", "zstandard"}
 KUBERNETES = {"adapters/kube/kubeconfig.py"}
 """The only importer of the kubernetes package, for kubeconfigs: no pod loads it."""
 

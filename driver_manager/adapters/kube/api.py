@@ -309,13 +309,16 @@ _MEND_SOURCE = "Check the file or the plugin that the token comes from; the next
 _MEND_TRUST = "Correct the server's address and its CA, certificate-authority in the kubeconfig."
 
 
-def load_client(kubeconfig: str | None) -> Transport:
-    """The connection by `kubeconfig` if given, else in-cluster, else by ~/.kube/config. Raises ConfigError."""
-    if not kubeconfig and is_in_pod(transport.SERVICE_ACCOUNT, os.environ):
+def load_client(kubeconfig: str = "", context: str = "") -> Transport:
+    """The connection by `kubeconfig` if given, else in-cluster, else by ~/.kube/config. Raises ConfigError.
+
+    `context` is one of the kubeconfig, "" for the current one; with it the connection is never the in-cluster one.
+    """
+    if not (kubeconfig or context) and is_in_pod(transport.SERVICE_ACCOUNT, os.environ):
         return transport.InPod(transport.SERVICE_ACCOUNT, os.environ)
     from driver_manager.adapters.kube.kubeconfig import load_kubeconfig  # noqa: PLC0415  # with urllib3 and the kubernetes package
 
-    return load_kubeconfig(kubeconfig)
+    return load_kubeconfig(kubeconfig, context)
 
 
 class KubeApi:

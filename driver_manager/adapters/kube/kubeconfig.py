@@ -43,6 +43,7 @@ from driver_manager.adapters.kube.transport import (
 )
 from driver_manager.adapters.process.forked import within
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.text import several
 
 CREDENTIALS_S = 60.0
 """Seconds for reading a kubeconfig: a credential plugin (exec) or an identity provider may request a login."""
@@ -183,21 +184,31 @@ class _Response:
         self._response.close()
 
 
-def load_kubeconfig(kubeconfig: str | None) -> Library:
-    """A transport by `kubeconfig`, else the service account, else ~/.kube/config. Raises ConfigError."""
-    return Library(_loaded(kubeconfig), lambda: _loaded(kubeconfig))
+def load_kubeconfig(kubeconfig: str, context: str = "") -> Library:
+    """A transport by `context` of `kubeconfig`, each "" for the default.
+
+    Without either by the service account, if there is one. Raises ConfigError.
+    """
+    return Library(_loaded(kubeconfig, context), lambda: _loaded(kubeconfig, context))
 
 
-def kubeconfig_namespace(kubeconfig: str | None) -> str:
-    """The namespace in the current context of `kubeconfig`, or of ~/.kube/config; "" if there is none."""
-    from kubernetes import config as kube_config  # noqa: PLC0415  # as below
+def contexts(kubeconfig: str) -> tuple[Mapping[str, Any], str]:
+    """The contexts of `kubeconfig`, or of ~/.kube/config, by name, and the current one's name; none if unreadable."""
+    from kubernetes.config import kube_config  # noqa: PLC0415  # as below
 
     try:
         with _unlogged():
-            _, context = kube_config.list_kube_config_contexts(config_file=kubeconfig)
-        found = (context.get("context") or {}).get("namespace")
+            found = kube_config.KubeConfigMerger(kubeconfig or kube_config.KUBE_CONFIG_DEFAULT_LOCATION).config
+        named = {one.value["name"]: one.value.get("context") or {} for one in found["contexts"]}
+        return named, found.safe_get("current-context") or ""
     except Exception:  # noqa: BLE001  # as below; a connection by the same file reports its defect
-        return ""
+        return {}, ""
+
+
+def kubeconfig_namespace(kubeconfig: str, context: str = "") -> str:
+    """The namespace in `context`, or in the current one; "" if there is none."""
+    known, current = contexts(kubeconfig)
+    found = dict(known.get(context or current) or {}).get("namespace")
     return found if type(found) is str else ""
 
 
@@ -208,17 +219,21 @@ def _bounded(client: Any) -> Any:
     return client
 
 
-def _loaded(kubeconfig: str | None) -> Any:
+def _loaded(kubeconfig: str, context: str) -> Any:
     """As `_client`, within `CREDENTIALS_S`, as plugins may wait without limit. Raises ConfigError."""
+    known = contexts(kubeconfig)[0] if context else {}
+    if known and context not in known:
+        what = f"{kubeconfig or 'the kubeconfig'} has no context {context!r}"
+        raise ConfigError(what, f"Name another one with --context (KUBE_CONTEXT): {several(known)}.")
     try:
         with _unlogged():
-            return within(CREDENTIALS_S, lambda: _client(kubeconfig))
+            return within(CREDENTIALS_S, lambda: _client(kubeconfig, context))
     except TimeoutError as error:
         why = f"its credential plugin or identity provider gave no credentials: {error}"
-        raise ConfigError(*no_way(kubeconfig or "", why)) from error
+        raise ConfigError(*no_way(kubeconfig, why)) from error
 
 
-def _client(kubeconfig: str | None) -> Any:
+def _client(kubeconfig: str, context: str) -> Any:
     from kubernetes import client as kube_client  # noqa: PLC0415  # hundreds of models, none of which a request needs
     from kubernetes import config as kube_config  # noqa: PLC0415  # as above
 
@@ -227,18 +242,16 @@ def _client(kubeconfig: str | None) -> Any:
     configuration = kube_client.Configuration()
     try:
         with _unlogged():
-            if kubeconfig:
-                kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
-            elif (transport.SERVICE_ACCOUNT / TOKEN_FILE).exists():
+            if not (kubeconfig or context) and (transport.SERVICE_ACCOUNT / TOKEN_FILE).exists():
                 kube_config.load_incluster_config(client_configuration=configuration)
             else:
-                kube_config.load_kube_config(client_configuration=configuration)
+                kube_config.load_kube_config(kubeconfig or None, context or None, configuration)
         _refuse_junk(configuration)
     except Exception as error:  # the package also raises errors of its YAML, base64 and TLS readers
         said = _said(error)
         if _NO_FILE in said:
             said = "no such file" if kubeconfig else "no kubeconfig and no service account token"
-        raise ConfigError(*no_way(kubeconfig or "", said)) from error
+        raise ConfigError(*no_way(kubeconfig, said)) from error
     server, from_environment = urlsplit(configuration.host), {os.environ.get(name) for name in PROXIES}
     is_direct = not proxy_for(server.hostname or "", str(server.port or 443), os.environ)
     if is_direct and configuration.proxy in from_environment:  # the package reads other forms of NO_PROXY

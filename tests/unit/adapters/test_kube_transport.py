@@ -495,11 +495,11 @@ def test_where_a_proxy_is_to_be_asked_the_library_is_used(
     for proxy in in_pod.PROXIES:
         monkeypatch.delenv(proxy, raising=False)
         assert not is_in_pod(account, {proxy: "http://127.0.0.1:3128"})
-    assert isinstance(load_client(None), InPod)
+    assert isinstance(load_client(), InPod)
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:3128")
     monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME", str(account / "token"))
     monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_CERT_FILENAME", str(account / "ca.crt"))
-    assert isinstance(load_client(None), Library)
+    assert isinstance(load_client(), Library)
 
 
 PROXY = {"HTTPS_PROXY": "http://127.0.0.1:3128"}
@@ -747,6 +747,54 @@ def test_the_namespace_of_a_kubeconfig_is_that_of_its_context(
     (tmp_path / "config").write_text(kubeconfig(context=context))
     assert kubeconfig_namespace(str(tmp_path / "config")) == namespace
     assert kubeconfig_namespace(str(tmp_path / "none")) == ""
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> str:
+    """The path of a kubeconfig with the contexts c and other, each with its server and namespace."""
+    found = json.loads(kubeconfig(context={"namespace": "mine"}))
+    found["contexts"].append({"name": "other", "context": {"cluster": "other", "namespace": "theirs"}})
+    found["clusters"].append({"name": "other", "cluster": {"server": "http://127.0.0.1:2"}})
+    (tmp_path / "config").write_text(json.dumps(found))
+    return str(tmp_path / "config")
+
+
+@pytest.mark.parametrize(
+    ("context", "port", "namespace"), [("", 1, "mine"), ("c", 1, "mine"), ("other", 2, "theirs")], ids=str
+)
+def test_a_context_chooses_server_and_namespace(two: str, context: str, port: int, namespace: str) -> None:
+    client = load_client(two, context)
+    assert isinstance(client, Library)
+    assert client._client.configuration.host == f"http://127.0.0.1:{port}"
+    assert client.renew()
+    assert client._client.configuration.host == f"http://127.0.0.1:{port}"
+    assert kubeconfig_namespace(two, context) == namespace
+
+
+def test_a_context_that_is_not_there_is_named_with_those_that_are(two: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_client(two, "othr")
+    assert caught.value.what == f"{two} has no context 'othr'"
+    assert caught.value.remedy == "Name another one with --context (KUBE_CONTEXT): c, other."
+
+
+def test_with_a_context_a_pod_uses_a_kubeconfig_and_not_its_own_account(
+    two: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, identity: tuple[bytes, ssl.SSLContext]
+) -> None:
+    monkeypatch.setattr(in_pod, "SERVICE_ACCOUNT", make_account(tmp_path / "account", "t", identity[0]))
+    for key, value in variables(1).items():
+        monkeypatch.setenv(key, value)
+    assert isinstance(load_client(), InPod)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", two)
+    client = load_client("", "other")
+    assert isinstance(client, Library)
+    assert client._client.configuration.host == "http://127.0.0.1:2"
+
+
+def test_a_context_is_used_where_none_is_current(two: str) -> None:
+    Path(two).write_text(Path(two).read_text().replace('"current-context": "c", ', ""))
+    assert isinstance(load_client(two, "other"), Library)
+    assert kubeconfig_namespace(two, "other") == "theirs"
 
 
 def test_a_credential_plugin_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

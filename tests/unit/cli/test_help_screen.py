@@ -19,7 +19,7 @@ from tests.support.docs import reference
 assert isinstance(cli, LazyGroup)
 EACH = dict(cli.each())
 LINES, COLUMNS = 40, 100
-MOST_OPTIONS, MOST_DISTINCT = 15, 75
+MOST_OPTIONS, MOST_DISTINCT = 16, 75
 """Long options of a command that a person types, with --help and --help-all; and of all commands."""
 
 
@@ -86,6 +86,12 @@ def test_commands_that_change_nothing_and_restore_have_few_options_and_all_comma
 def test_a_command_on_a_node_takes_the_options_of_cluster_host_and_log(name: str) -> None:
     known = {option.setting for option in options_of(name)}
     assert {*settings.CLUSTER, *settings.HOST, *settings.LOGGING} <= known
+
+
+def test_a_command_that_takes_a_kubeconfig_takes_a_context_of_it() -> None:
+    known = {name: {option.setting for option in options_of(name)} for name in EACH}
+    takers = [[name for name in known if one in known[name]] for one in (settings.KUBECONFIG, settings.KUBE_CONTEXT)]
+    assert takers[0] == takers[1] != []
 
 
 def test_a_sentence_is_not_ended_by_an_abbreviation() -> None:

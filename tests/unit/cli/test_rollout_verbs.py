@@ -359,6 +359,7 @@ def test_verbs_names_and_failed_nodes_are_offered_and_what_cannot_be_read_is_not
     assert values("re") == ["resume", "retry"]
     assert values("status", "") == ["driver", "second"]
     assert values("undo", "dr") == ["driver"]
+    assert values("undo", "--context", "s") == ["sandbox"]
     assert values("retry", "--rollout", "s") == ["second"]
     assert values("retry", "") == ["node-1"]
     assert values("retry", "node-1", "") == values("status", "-n", "elsewhere", "") == []
