@@ -92,7 +92,7 @@ def cluster_text(body: Json, now_s: float) -> str:
     rows = [HEADINGS, *(_row(one, now_s) for one in urgent)]
     rows += [_row(one, now_s) for one in calm] if len(calm) <= MOST_ROWS else _groups(calm)
     lines = [_summary(body, len(urgent)), *_vendors(body), "", *_table(rows)]
-    hint = "`driver-manager status --node-name NODE` shows all facts of one node and what to do"
+    hint = "`driver-manager status NODE` shows all facts of one node and what to do"
     return "\n".join([*lines, "", hint] if any(one["remedy"] for one in urgent) else lines)
 
 

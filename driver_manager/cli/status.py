@@ -30,7 +30,7 @@ from driver_manager.cli.session import PartialRead, Session, log_form
 from driver_manager.core.swap.run import decide
 from driver_manager.domain import settings
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode, ManagerError
+from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError
 from driver_manager.domain.health.watch import HealthState, History, compared, decode_watch_record
 from driver_manager.domain.host import PREVIOUS, Holder, Host, ProbeResult, StagedSlot, StagedSlots
 from driver_manager.domain.journal import Journal
@@ -49,6 +49,7 @@ from driver_manager.domain.reboot.state import Record
 from driver_manager.domain.settings import Values
 from driver_manager.domain.status import (
     NOTES,
+    OFF_HOST,
     DeviceHealth,
     StatusFacts,
     approval_command,
@@ -126,18 +127,26 @@ PROBE_S = 60.0
 """Seconds for a probe with --probe: longer than the probe's own timeout."""
 
 
-def gather(values: Values, policies: Mapping[Mode, Policy], *, probes: bool) -> tuple[StatusFacts, Json | None]:
+def gather(
+    values: Values, policies: Mapping[Mode, Policy], *, probes: bool, from_afar: bool
+) -> tuple[StatusFacts, Json | None]:
     """All facts, and the JSON form of the reboots. Raises ManagerError if neither the Node nor the host can be read.
 
-    `probes`: take a sample of the devices' health now.
+    `probes`: take a sample of the devices' health now. `from_afar`: the host may be another one than the node's, and
+    the Node has to be read.
     """
     missing = PartialRead(log_form(values).place)
     session = missing.session(values)
+    unread = missing.first()
+    if from_afar and unread is not None:
+        raise unread
     known = session.profile.passthrough
     if known is not None and known.is_wanted(session.node.labels):
         session.mode = Mode.VFIO
     obs = session.observe(session.node, reading=missing)
     session.warn_of_refused(obs)
+    if from_afar and not session.is_here:
+        missing.errors[ObservedPart.HOST] = OFF_HOST
     if not missing.has_node and obs.host is None:
         raise missing.first() or ManagerError("nothing can be seen", "Report this bug.")
     verdict = _verdict(session, obs, policies[session.mode], missing)
@@ -402,6 +411,10 @@ def _slot(slot: StagedSlot, slots: StagedSlots) -> Json:
 
 
 def _next(verdict: Plan | ManagerError) -> Json:
+    nothing: Json = {"steps": [], "workloads": []}
+    if verdict is OFF_HOST:
+        why = "`driver-manager plan` shows it, on the node"
+        return {"exitCode": None, "decision": "unknown", "why": why, **nothing, "warnings": []}
     if isinstance(verdict, Plan):
         return {
             "exitCode": None,
@@ -415,8 +428,7 @@ def _next(verdict: Plan | ManagerError) -> Json:
         "exitCode": int(verdict.exit_code),
         "decision": "refused",
         "why": verdict.what,
-        "steps": [],
-        "workloads": [],
+        **nothing,
         "warnings": [verdict.remedy],
     }
 
@@ -440,7 +452,7 @@ def status_text(body: Json, now_s: float) -> str:
 
     parts = [
         ("attention", _attention(body["attention"], body["why"])),
-        ("devices", _devices_text(body["health"], now_s)),
+        ("devices", _devices_text(body["health"], now_s, on_host="kernel" in host)),
         ("recovery", _recovery_text(body["recovery"], once)),
         ("last run", _last_run_text(body["lastRun"], now_s, once)),
         ("journal", [_journal_text(body["journal"], now_s, once)]),
@@ -448,7 +460,12 @@ def status_text(body: Json, now_s: float) -> str:
         ("labels", _labels_text(body["labels"]) if body["cordon"] else ["unknown"]),
         ("operands", _operands_text(body["operands"])),
         ("digest", [_digest(body)]),
-        ("loads", [f"{LOADERS[Loader(body['driverLoad'])]} (DRIVER_LOAD={body['driverLoad']})"]),
+        (
+            "loads",
+            []
+            if host.get("problem") == OFF_NODE
+            else [f"{LOADERS[Loader(body['driverLoad'])]} (DRIVER_LOAD={body['driverLoad']})"],
+        ),
         ("driver", _clients_text(body["generation"], now_s)),
         *_host_parts(host, once),
         ("reboot", reboot_rows(body["reboot"], has_marker=bool(host.get("rebootMarker")))),
@@ -477,7 +494,9 @@ def _attention(found: list[Json], headline: str) -> list[str]:
     return rows
 
 
-def _devices_text(health: Json, now_s: float) -> list[str]:
+def _devices_text(health: Json, now_s: float, *, on_host: bool) -> list[str]:
+    if not on_host:
+        return ["unknown: the host is not read"]
     rows = [
         " ".join(filter(None, (one["name"], one["address"], one["health"] or "not judged")))
         + (f": {one['reason']}" if one["reason"] else "")
@@ -618,27 +637,36 @@ def _slot_text(slot: Json) -> str:
 
 
 @command("status", "Show the driver's state and what needs attention.")
+@click.argument("node", default="", metavar="[NODE]")
 @click.option("--probe", is_flag=True, help="Run the vendor's tool now, for the health of each device.")
 @click.option(
     "--all", "is_of_all", is_flag=True, help="Show all nodes of the cluster; needs only the right to list Nodes."
 )
 @output_option
 @with_options(*RUN_OPTIONS, (settings.REBOOT_ATTEMPTS_WINDOW, settings.VFIO_BIND), typed=settings.TYPED_BY_HAND)
-def status_command(*, probe: bool, is_of_all: bool, output: str, values: Values) -> int:
-    """Show this node: the driver's state, since when and why; what needs attention; then all facts.
+def status_command(*, node: str, probe: bool, is_of_all: bool, output: str, values: Values) -> int:
+    """Show this node, or NODE: the driver's state, since when and why; what needs attention; then all facts.
 
-    Works in a node debug pod (host at /host) and from a laptop; reports what cannot be read.
+    In a node debug pod (host at /host) it shows the host too. From a laptop, with a kubeconfig, NODE shows what the API
+    server has. Reports what cannot be read.
+
+    \b
+    driver-manager status --all                   all nodes in one table
+    driver-manager status node-1 --context prod   one node of another cluster
     """
+    if is_of_all and node:
+        raise ConfigError("a node and --all cannot be used together", "Use one of them.")
     if is_of_all:
         from driver_manager.cli.cluster_status import show_cluster  # noqa: PLC0415  # loads the types of a fleet
 
         return show_cluster(values, output)
     policies = {mode: policy_for(values, mode) for mode in Mode}  # invalid options fail before any request
-    facts, reboot = gather(values, policies, probes=probe)
+    values = values.having(settings.NODE_NAME, node) if node else values
+    facts, reboot = gather(values, policies, probes=probe, from_afar=bool(node))
     obs, profile, first = facts.obs, facts.profile, headline(facts)
     recorded = obs.host.digest if obs.host else None
     unread_host = facts.missing.get(ObservedPart.HOST)
-    no_host = {"problem": unread_host.what if unread_host is not None else OFF_NODE}
+    no_host = {"problem": OFF_NODE if unread_host in (None, OFF_HOST) else unread_host.what}
     body = {
         "schemaVersion": schemas.VERSION,
         "state": first.state.value if first.state is not None else None,

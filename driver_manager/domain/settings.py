@@ -121,6 +121,9 @@ class Values:
         value: T | None = self._values[setting]
         return setting.unset if value is None else value
 
+    def having(self, setting: Setting[T], value: T) -> Values:
+        return Values({**self._values, setting: value})
+
     def get(self, setting: Setting[T], otherwise: T) -> T:
         """The value of `setting`; `otherwise` if this command does not take it."""
         return self[setting] if setting in self._values else otherwise

@@ -285,6 +285,9 @@ SERVICE = (
 NOTES = frozenset({"paused", "cordon", "warning", "health-watch", "recovery"})
 """Kinds that are notes. Every other kind is an error: a run has failed, or would fail."""
 
+OFF_HOST = ManagerError("the host is not read", "Run `driver-manager status` on the node.")
+"""Stands for the host where only the API server is asked: it needs no attention."""
+
 ACCESS = (ObservedPart.CLUSTER, ObservedPart.NODE, ObservedPart.PODS, ObservedPart.HOST, ObservedPart.OWN_POD)
 
 
@@ -307,7 +310,7 @@ def attention(facts: StatusFacts, first: Headline) -> tuple[Attention, ...]:
         *_operands(facts),
         *_digest(facts),
         *_left_behind(facts),
-        *(_of("access", facts.missing[part]) for part in ACCESS if part in facts.missing),
+        *(_of("access", facts.missing[part]) for part in ACCESS if facts.missing.get(part, OFF_HOST) is not OFF_HOST),
         *_next_run(facts),
         *_watch(facts),
         *_mute(facts),
@@ -477,9 +480,6 @@ def _of(kind: str, error: ManagerError) -> Attention:
 LONG_S = 3600.0
 """Seconds after which an upgrade needs attention: twice the default of RECONCILE_DEADLINE."""
 
-OFF_HOST = ManagerError("the host is not read", "Run `driver-manager status` on the node.")
-UNREAD = {ObservedPart.HOST: OFF_HOST}
-
 SEVERITY = (
     *(NodeState.HELD, NodeState.WEDGED, NodeState.FAILED, NodeState.REBOOT_REQUIRED, NodeState.UPGRADING),
     *(None, NodeState.READY),
@@ -517,7 +517,7 @@ class NodeOverview(Struct, frozen=True):
 
 def overview(node: Node, profile: Profile, now_s: float) -> NodeOverview:
     """The node as `status` of this node shows it without the host; `now_s` is in seconds since the epoch."""
-    missing, claims = dict[ObservedPart, ManagerError](UNREAD), None
+    missing, claims = {ObservedPart.HOST: OFF_HOST}, None
     text = node.annotations.get(profile.keys.journal)
     if text is not None:
         try:
@@ -527,7 +527,7 @@ def overview(node: Node, profile: Profile, now_s: float) -> NodeOverview:
     seen = Observation(node, PodList((), ""), None, Owner(), journal=claims, owner_alive=None)
     facts = StatusFacts(seen, profile, OFF_HOST, now_s, missing=missing)
     first, outcome = headline(facts), facts.outcome
-    found = [one for one in attention(facts, first) if one.kind != "access"]
+    found = attention(facts, first)
     worst = next((one for one in found if one.kind not in NOTES), None)
     begun_s = seconds_of(first.since)
     is_late = first.state is NodeState.UPGRADING and begun_s is not None and now_s - begun_s > LONG_S

@@ -1,4 +1,4 @@
-"""`status --all`: the nodes of a cluster, of all vendors, with what needs attention first."""
+"""`status --all`: the nodes of a cluster, of all vendors, with what needs attention first; `status NODE`: one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def add(server: ApiServer) -> Add:
             )
         ready = [{"type": "Ready", "status": more.get("ready", "True")}]
         metadata = {"name": name, "labels": labels, "annotations": notes}
-        server.store.create("nodes", {"metadata": metadata, "status": {"conditions": ready}})
+        status = {"conditions": ready, "nodeInfo": {"machineID": "another", "bootID": "another"}}
+        server.store.create("nodes", {"metadata": metadata, "status": status})
 
     return made
 
@@ -105,6 +106,49 @@ def test_a_missing_right_is_named(server: ApiServer, capfd: pytest.CaptureFixtur
     server.deny.append(Deny("list", "nodes"))
     assert run(["status", "--all"]) == ExitCode.API_REFUSED
     assert "list nodes" in capfd.readouterr().err
+
+
+DRIVER = {"labels": {"rebellions.ai/npu.deploy.driver": "true"}}
+
+
+def one(capfd: pytest.CaptureFixture[str], *argv: str) -> Any:
+    assert run(["status", "-o", "json", *argv]) == ExitCode.DONE
+    return conforms("status", capfd.readouterr().out)
+
+
+def test_one_node_is_shown_from_afar_as_the_api_server_has_it(
+    server: ApiServer, add: Add, capfd: pytest.CaptureFixture[str]
+) -> None:
+    add("a-1", "rebellions", NodeState.READY, **DRIVER)
+    add("a-2", "rebellions", NodeState.FAILED, 3, LONG, **DRIVER)
+    ready, failed = one(capfd, "a-1"), one(capfd, "a-2", "--node-name", "a-1")
+    assert [(found["node"], found["state"], found["since"]) for found in (ready, failed)] == [
+        ("a-1", "ready", SINCE),
+        ("a-2", "failed", SINCE),
+    ]
+    assert ready["attention"] == []
+    assert [(found["what"], found["remedy"]) for found in failed["attention"]] == [(LONG, "Make room.")]
+    assert (failed["host"], failed["next"]["decision"]) == ({"problem": "not on the node"}, "unknown")
+    assert {request.verb for request in server.requests} == {"get", "list"}
+    run(["status", "a-1"])
+    out = capfd.readouterr().out
+    assert "devices   unknown: the host is not read\n" in out
+    assert "loads" not in out, "the options of a laptop are not those of the node"
+
+
+def test_one_node_is_an_error_where_it_cannot_be_read(
+    server: ApiServer, add: Add, capfd: pytest.CaptureFixture[str]
+) -> None:
+    add("a-1", "rebellions", NodeState.READY, **DRIVER)
+    assert run(["status", "a-1", "--all"]) == run(["status", "a-9"]) == ExitCode.USAGE
+    err = capfd.readouterr().err
+    assert "a node and --all cannot be used together" in err
+    assert "node a-9 does not exist" in err
+    server.deny.append(Deny("list", "pods"))
+    assert [found["kind"] for found in one(capfd, "a-1")["attention"]] == ["access"]
+    server.deny.append(Deny("get", "nodes"))
+    assert run(["status", "a-1", "--profile", "rebellions"]) == ExitCode.API_REFUSED
+    assert capfd.readouterr().out == ""
 
 
 def rows(count: int, **more: Any) -> dict[str, Any]:
