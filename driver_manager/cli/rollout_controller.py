@@ -71,7 +71,7 @@ def controller_command(*, values: Values) -> int:
     module: the init container of each driver pod does that on its own node. SIGTERM hands over at once.
     """
     profile = _profile(values)
-    namespace = namespace_of(values, profile)
+    namespace = namespace_of(values, lambda: profile)
     clock = LoopClock()
     clock.install()
     reporter = log_form(values).reporter(clock.wall)

@@ -19,7 +19,7 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.options import fitted, styled, table, titled, when, written_moment, zone
 from driver_manager.cli.session import connection, log_form, named_profile
 from driver_manager.core.fleet.world import ObservedRollout, look
-from driver_manager.core.fleet_ports import Leader
+from driver_manager.core.fleet_ports import FactKind, Leader, Subject
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ManagerError
@@ -32,10 +32,11 @@ from driver_manager.domain.fleet.status import (
     by_reason,
     node_counts,
     outlook_of_problems,
+    recorded,
     wave_body,
 )
 from driver_manager.domain.fleet.waves import preflight_told
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.settings import Values
 from driver_manager.domain.text import MOST_NAMED, several, spoken
 from driver_manager.domain.wire import seconds_of
@@ -349,12 +350,50 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
+# `rollout list`, in the form of `schemas/rollout-list.schema.json`
+
+
+UNSEEN = "no controller has read it yet"
+
+
+def listed_body(one: RolloutObject) -> Json:
+    found = recorded(one.status)
+    problem = f"the spec is not valid: {one.problems[0]}" if one.problems else ""
+    return {
+        "namespace": one.namespace,
+        "name": one.name,
+        "daemonSet": one.policy.daemon_set if one.policy is not None else None,
+        "created": written_moment(one.created_s),
+        **found,
+        "message": found["message"] or problem or ("" if found["phase"] else UNSEEN),
+    }
+
+
+def list_text(rows: list[Json], namespace: str, now_s: float) -> str:
+    """The table of `rows` in `namespace`, "" for all."""
+    if not rows:
+        here = f" in namespace {namespace}; -A lists those of all namespaces" if namespace else ""
+        return f"there is no rollout{here}"
+    cells = [["NAMESPACE", "NAME", "TARGET", "PHASE", "WAVE", "UPDATED", "FAILED", "AGE", "MESSAGE"]]
+    for one in rows:
+        counts, created_s = one["counts"], seconds_of(one["created"] or "")
+        updated = f"{counts['updated']}/{counts['total']}" if one["phase"] else "-"
+        age = "-" if created_s is None else spoken(now_s - created_s)
+        row = [one["namespace"], one["name"], one["target"] or "-", _phase(one["phase"]), str(one["wave"] or "-")]
+        cells.append([*row, updated, str(counts["failed"] or "-"), age, one["message"]])
+    return "\n".join(table([row[bool(namespace) :] for row in cells]))
+
+
+def _phase(phase: str | None) -> str:
+    return styled(phase, fg=COLOURS.get(phase, "yellow")) if phase else "-"
+
+
 # Namespace, profile and connection of every command
 
 
-def namespace_of(values: Values, profile: Profile) -> str:
-    """The namespace of the option, the account, the kubeconfig or the profile. Raises ConfigError."""
-    told = values[settings.ROLLOUT_NAMESPACE] or _namespace_there(values) or profile.namespace
+def namespace_of(values: Values, profile: Callable[[], Profile]) -> str:
+    """The namespace of the option, the account, the kubeconfig or the profile. Raises ManagerError."""
+    told = values[settings.ROLLOUT_NAMESPACE] or _namespace_there(values) or profile().namespace
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", told):
         raise ConfigError(f"{told!r} is not the name of a namespace", f"Fix {settings.ROLLOUT_NAMESPACE.flag}.")
     return told
@@ -415,12 +454,25 @@ def open_rollouts(
 ) -> RolloutSession:
     """Connect and select the profile; a request takes at most `budget_s` seconds. Raises ManagerError."""
     found = clock or SystemClock()
-    found.install()
-    log = log or log_form(values).reporter(found.wall)
-    api = KubeApi(connection(values), found, log, budget_s)
+    api, log = _opened(values, found, log, budget_s)
     profile = picked(values, api)
     desk = KubeDesk(api, readers(profile.keys, zone))
-    return RolloutSession(desk, profile, namespace_of(values, profile), found, log)
+    return RolloutSession(desk, profile, namespace_of(values, lambda: profile), found, log)
+
+
+def _opened(values: Values, clock: SystemClock, log: Reporter | None, budget_s: float) -> tuple[KubeApi, Reporter]:
+    clock.install()
+    log = log or log_form(values).reporter(clock.wall)
+    return KubeApi(connection(values), clock, log, budget_s), log
+
+
+def rollouts_in(values: Values, clock: SystemClock, *, is_of_all: bool) -> tuple[str, list[RolloutObject]]:
+    """The namespace, "" for all, and its rollouts by name. Raises ManagerError."""
+    api, _ = _opened(values, clock, None, settings.BY_HAND_API_TIMEOUT_S)
+    namespace = "" if is_of_all else namespace_of(values, lambda: picked(values, api))
+    desk = KubeDesk(api, readers(NodeKeys("", ""), zone))
+    facts = [item.fact for item in desk.listed(Subject(FactKind.ROLLOUTS, namespace)).items]
+    return namespace, sorted((one for one in facts if isinstance(one, RolloutObject)), key=lambda one: one.key)
 
 
 def picked(values: Values, api: KubeApi) -> Profile:

@@ -19,7 +19,7 @@ from driver_manager import schemas
 from driver_manager.adapters.kube.api import KubeApi
 from driver_manager.adapters.kube.fleet import KubeFleet, SilentReporter, readers
 from driver_manager.adapters.kube.leases import rollout_lease
-from driver_manager.adapters.process.clock import LoopClock
+from driver_manager.adapters.process.clock import LoopClock, SystemClock
 from driver_manager.adapters.report.log import is_capable
 from driver_manager.adapters.report.steps import LiveScreen
 from driver_manager.cli.main import LazyGroup
@@ -45,12 +45,15 @@ from driver_manager.cli.rollout_screen import (
     body,
     if_readable,
     leader_body,
+    list_text,
+    listed_body,
     open_rollouts,
     outlook_of,
     plan_text,
     rollout_headline,
     rollout_in_short,
     rollout_text,
+    rollouts_in,
 )
 from driver_manager.cli.session import connection
 from driver_manager.core.fleet.world import FleetCache, ObservedRollout
@@ -71,7 +74,7 @@ from driver_manager.domain.settings import Values
 from driver_manager.domain.text import json_text, spoken, words_on_one_line
 from driver_manager.domain.wire import seconds_of, written_time
 
-VERBS = ("status", "plan", "pause", "resume", "approve", "retry", "undo", "history")
+VERBS = ("list", "status", "plan", "pause", "resume", "approve", "retry", "undo", "history")
 COMMANDS = {name: (__name__, f"{name}_command") for name in VERBS}
 COMMANDS["controller"] = ("driver_manager.cli.rollout_controller", "controller_command")
 
@@ -403,6 +406,25 @@ def _text(found: Json) -> str:
     todo = [NO_CONTROLLER] if found["hasController"] is False else []
     lines += titled((("next", [upcoming_text]), ("to do", todo)), WIDTH)
     return "\n".join(lines)
+
+
+@command("list", "List the rollouts.")
+@click.option("-A", "--all-namespaces", "is_of_all", is_flag=True, help="List those of all namespaces.")
+@with_verb_options
+def list_command(*, is_of_all: bool, output: str, values: Values) -> int:
+    """List the rollouts of a namespace as their controller last wrote them; `rollout status` has the state of now.
+
+    Needs only the right to list driverrollouts, in all namespaces with -A.
+
+    \b
+    driver-manager rollout list -A
+    driver-manager rollout list -n rbln-system --context prod -o yaml
+    """
+    clock = SystemClock()
+    namespace, found = rollouts_in(values, clock, is_of_all=is_of_all)
+    listed = {"schemaVersion": schemas.VERSION, "rollouts": list(map(listed_body, found))}
+    put(in_form(output, listed, lambda words: list_text(words["rollouts"], namespace, clock.wall())))
+    return ExitCode.DONE
 
 
 @command("history", "List the revisions and how the rollout of each went.")

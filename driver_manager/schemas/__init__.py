@@ -17,6 +17,7 @@ NAMES = (
     "profile-check",
     "failure",
     "rollout",
+    "rollout-list",
     "rollout-request",
     "rollout-history",
 )

@@ -220,7 +220,7 @@ class FleetCache:
         if not rollouts:
             raise ConfigError(
                 f"there is no {KIND} in namespace {self._namespace}",
-                "Name its namespace with -n; `kubectl get driverrollouts -A` lists all.",
+                "Name its namespace with -n; `driver-manager rollout list -A` lists all.",
             )
         remedy = f"Use one of: {several(sorted(rollouts))}."
         if name:

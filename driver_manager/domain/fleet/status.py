@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct, field
 
@@ -27,6 +27,8 @@ from driver_manager.domain.metrics import PREFIX, Family, by_label, gauge
 from driver_manager.domain.profile import UpgradeMetrics
 from driver_manager.domain.text import one_line, several, shortened
 from driver_manager.domain.wire import LAST_MOMENT_S, seconds_of, written_time
+
+T = TypeVar("T")
 
 # Figures of a rollout for metrics
 
@@ -378,6 +380,24 @@ def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     found = status.get("conditions")
     listed = found if type(found) is list else []
     return {one["type"]: one for one in listed if type(one) is dict and type(one.get("type")) is str}
+
+
+def recorded(status: Mapping[str, Any]) -> Json:
+    """What a controller wrote into a status; a field that is not there, or of another type, is null, "" or 0."""
+
+    def given(body: Mapping[str, Any], key: str, kind: type[T], otherwise: T) -> T:
+        found = body.get(key)
+        return found if type(found) is kind else otherwise
+
+    ready, counts = _conditions(status).get("Ready", {}), given(status, "counts", dict, {})
+    return {
+        "phase": given(status, "phase", str, "") or None,
+        "reason": given(ready, "reason", str, ""),
+        "message": given(ready, "message", str, ""),
+        "target": given(status, "targetRevision", str, "") or None,
+        "wave": given(status, "wave", int, 0) or None,
+        "counts": {word: given(counts, word, int, 0) for word in ("total", *COUNTS.values())},
+    }
 
 
 def node_counts(nodes: Iterable[NodeView]) -> Json:

@@ -342,6 +342,45 @@ def test_pods_of_other_namespaces_that_may_not_be_listed_are_unknown(
     assert "the pods that use the accelerator cannot be shown: the API server refused to list pods" in err
 
 
+# list
+
+
+def test_a_list_has_the_rollouts_of_a_namespace_or_of_all_as_their_statuses_are(place: Open) -> None:
+    desk = halted(place)
+    copy = {"metadata": {"name": "new", "namespace": "other"}, "spec": {"daemonSet": 7}}
+    desk.scene.store.create("driverrollouts", copy)
+    desk.server.requests.clear()
+    found = desk.shows("rollout-list", "list", "-A")["rollouts"]
+    assert {(one.verb, one.resource) for one in desk.server.requests} == {("list", "driverrollouts")}
+    assert [(one["namespace"], one["name"], one["phase"]) for one in found] == [
+        ("other", "new", None),
+        (NAMESPACE, "driver", "Halted"),
+    ]
+    mine = found[1]
+    assert (mine["daemonSet"], mine["target"], mine["reason"]) == ("driver", "r2", "NodesFailed")
+    assert (mine["counts"]["total"], mine["counts"]["failed"]) == (4, 1)
+    assert found[0]["message"].startswith("the spec is not valid: spec.daemonSet")
+    assert desk.shows("rollout-list", "list")["rollouts"] == [mine]
+    head, *rows = desk.says("list", "-A")[1].splitlines()
+    assert head.split() == ["NAMESPACE", "NAME", "TARGET", "PHASE", "WAVE", "UPDATED", "FAILED", "AGE", "MESSAGE"]
+    assert [row.split()[:2] for row in rows] == [["other", "new"], [NAMESPACE, "driver"]]
+    head, row = desk.says("list")[1].splitlines()
+    assert (head.split()[0], row.split()[:3]) == ("NAME", ["driver", "r2", "Halted"])
+
+
+def test_a_list_without_rollouts_names_the_namespace_and_without_the_right_what_is_missing(place: Open) -> None:
+    desk = place()
+    code, out, _ = desk.says("list", "-n", "elsewhere")
+    assert (code, out) == (
+        ExitCode.DONE,
+        "there is no rollout in namespace elsewhere; -A lists those of all namespaces\n",
+    )
+    assert "`driver-manager rollout list -A` lists all" in desk.says("status", "-n", "elsewhere")[2]
+    desk.server.deny = [Deny("list", "driverrollouts")]
+    code, _, err = desk.says("list", "-A")
+    assert (code, "list driverrollouts" in err) == (ExitCode.API_REFUSED, True)
+
+
 # completion, and the plugin of kubectl
 
 
