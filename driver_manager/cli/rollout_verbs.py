@@ -20,7 +20,7 @@ from driver_manager.adapters.kube.api import KubeApi
 from driver_manager.adapters.kube.fleet import KubeFleet, SilentReporter, readers
 from driver_manager.adapters.kube.leases import rollout_lease
 from driver_manager.adapters.process.clock import LoopClock, SystemClock
-from driver_manager.adapters.report.log import is_capable
+from driver_manager.adapters.report.log import for_terminal, is_capable
 from driver_manager.adapters.report.steps import LiveScreen
 from driver_manager.cli.main import LazyGroup
 from driver_manager.cli.options import (
@@ -59,7 +59,7 @@ from driver_manager.cli.session import connection
 from driver_manager.core.fleet.world import FleetCache, ObservedRollout
 from driver_manager.core.fleet_ports import FactKind, FleetCluster, Leader, Lost, Subject
 from driver_manager.domain import settings
-from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, Terminated
+from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, StandingDown, Terminated
 from driver_manager.domain.fleet import requests
 from driver_manager.domain.fleet.advance import survey
 from driver_manager.domain.fleet.nodes import order
@@ -71,7 +71,7 @@ from driver_manager.domain.fleet.waves import Survey
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods.workloads import NodePods, namespaces_with_claims, workloads
 from driver_manager.domain.settings import Values
-from driver_manager.domain.text import json_text, spoken, words_on_one_line
+from driver_manager.domain.text import json_text, one_line, spoken, words_on_one_line
 from driver_manager.domain.wire import seconds_of, written_time
 
 VERBS = ("list", "status", "plan", "pause", "resume", "approve", "retry", "undo", "history")
@@ -347,27 +347,66 @@ def retry_command(  # noqa: PLR0913  # what click gives, by name
 @command("undo", "Go back to the last good revision.")
 @named_rollout
 @click.option("--to", default="", metavar="REVISION", help="Go back to this revision: its number, hash or name.")
+@click.option("-y", "--yes", "is_sure", is_flag=True, help="Do not ask.")
 @request_options
-def undo_command(*, name: str, to: str, dry_run: bool, output: str, values: Values) -> int:
+def undo_command(  # noqa: PLR0913  # as above
+    *, name: str, to: str, is_sure: bool, dry_run: bool, output: str, values: Values
+) -> int:
     """Give the DaemonSet of the rollout NAME the last template that was good on all nodes.
 
     The nodes go back by the same rules: waves, limits, windows. The revision that they leave counts as failed,
     and is not retried by itself. `rollout history` shows the revisions.
+
+    On a terminal it asks first. Without a terminal, as in a script, it does not ask, as kubectl.
+
+    \b
+    driver-manager rollout undo --dry-run     what would follow
+    driver-manager rollout undo --to 3 -y     to revision 3, without a question
     """
     wish = _wish_id()
-    return _ask(values, name, output, lambda fleet, now_s: requests.undo(fleet, now_s, to, wish), dry_run=dry_run)
+    asks = not (is_sure or dry_run)
+    return _ask(
+        values, name, output, lambda fleet, now_s: requests.undo(fleet, now_s, to, wish), dry_run=dry_run, asks=asks
+    )
 
 
-def _ask(values: Values, name: str, output: str, decide: Callable[[Fleet, float], Request], *, dry_run: bool) -> int:
-    """Read, decide, write, and show the request and what follows from it. Raises ManagerError."""
+def _ask(  # noqa: PLR0913  # what the command has, by name
+    values: Values,
+    name: str,
+    output: str,
+    decide: Callable[[Fleet, float], Request],
+    *,
+    dry_run: bool,
+    asks: bool = False,
+) -> int:
+    """Read, decide, write, and show the request and what follows from it. Raises ManagerError.
+
+    `asks`: ask on a terminal before the write.
+    """
     session = open_rollouts(values)
     sight, fleet = session.readable(name)
     now_s = session.clock.wall()
     request = decide(fleet, now_s)
+    if asks:
+        _confirm(f"rollout {sight.rollout.key} {'; '.join(request.did)}", session.clock)
     _write(session, sight, request, dry_run=dry_run)
     found = _body(session, sight, request, now_s, dry_run=dry_run)
     put_after(in_form(output, found, _text), session.log)
     return ExitCode.DONE
+
+
+def _confirm(what: str, clock: SystemClock) -> None:
+    """Ask whether to do `what`, if there is a terminal. Raises StandingDown unless the answer is yes."""
+    if not all(one is not None and one.isatty() for one in (sys.stdin, sys.stderr)):
+        return
+    click.echo(for_terminal(f"{one_line(what)}. Continue? [y/N] "), nl=False, err=True)
+    answer = ""
+    with contextlib.suppress(Terminated), clock.interruptible():
+        answer = sys.stdin.readline()
+    if not answer:
+        click.echo(err=True)
+    if answer.strip().lower() not in ("y", "yes"):
+        raise StandingDown("the question was not answered with yes", "Nothing was changed; --yes skips the question.")
 
 
 def _write(session: RolloutSession, sight: ObservedRollout, request: Request, *, dry_run: bool) -> None:

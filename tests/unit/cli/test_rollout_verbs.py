@@ -29,6 +29,7 @@ from driver_manager.sandbox.apiserver import Deny
 from tests.support.fakes.fleet_scene import KEYS, NAMESPACE
 from tests.support.fakes.rollout_desk import APPROVED_WAVES, Laptop, laptop
 from tests.support.fakes.schemas import conforms
+from tests.support.fakes.terminal import on_terminal
 
 Open = Callable[..., Laptop]
 LIMIT_S = 120.0
@@ -124,6 +125,27 @@ def test_undo_brings_the_last_good_revision_back_to_every_node_and_the_history_s
     desk.scene.broken.clear()
     desk.controller.until_complete("r1")
     assert set(desk.scene.serving().values()) == {"r1"}
+
+
+UNDO = (sys.executable, "-m", "driver_manager", "rollout", "undo")
+
+
+@pytest.mark.parametrize(
+    ("words", "typed", "code"),
+    [
+        *(((), "Y\n", ExitCode.DONE), (("-y",), "", ExitCode.DONE), (("--dry-run",), "", ExitCode.DONE)),
+        *(((), "\n", ExitCode.STANDING_DOWN), ((), "\x04", ExitCode.STANDING_DOWN)),
+    ],
+)
+def test_undo_asks_on_a_terminal(place: Open, words: tuple[str, ...], typed: str, code: ExitCode) -> None:
+    desk = halted(place)
+    env = {name: os.environ[name] for name in ("KUBECONFIG", "HOME", "DRIVER_PROFILE", "LOG_FORMAT")}
+    shown = on_terminal([*UNDO, *words], env, Path(__file__).parents[3], typed, columns=1_000)
+    question = "rollout rbln-system/driver goes back from revision r2 to r1 by the same rules; 4 nodes run another "
+    assert (shown.status, f"{question}revision now. Continue? [y/N]" in shown.text) == (code, not words), shown.text
+    assert ("Nothing was changed" in shown.text) == (code is ExitCode.STANDING_DOWN)
+    is_written = code is ExitCode.DONE and words != ("--dry-run",)
+    assert any(name.endswith("/undo") for name in desk.annotations) == is_written
 
 
 def test_each_undo_is_a_wish_of_its_own(place: Open) -> None:
