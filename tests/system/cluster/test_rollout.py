@@ -6,6 +6,7 @@ import contextlib
 import copy
 import itertools
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -16,6 +17,7 @@ import yaml
 
 from driver_manager import profiles
 from driver_manager.adapters.kube.leases import rollout_lease
+from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import RevisionHistory, RolloutPolicy, RolloutState, memory_of, read
 from driver_manager.domain.fleet.state import FleetDecision, NodePhase, NodeView, Outlook, Phase, WaveView
 from driver_manager.domain.fleet.status import status_of
@@ -25,7 +27,7 @@ from tests.support.control_plane.api import Api, ApiError, Json, gone, wait_unti
 from tests.support.control_plane.api import status_of as http_status_of
 from tests.support.control_plane.faults import ALWAYS, Drop, Exchange, Fault
 from tests.support.control_plane.kubelet import NEVER, OperandsFactory
-from tests.support.control_plane.processes import Command, Orders, Running
+from tests.support.control_plane.processes import RUN_TIMEOUT_S, Command, Orders, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import (
     IDLE,
@@ -542,3 +544,33 @@ def test_the_status_of_five_thousand_nodes_is_kept_whole_and_shown_and_nothing_i
     assert (counts[1], min(counts) > 0, len(set(counts)) > 1) == (5_000, True, True)
     empty = FleetDecision((), RolloutState(), Outlook(Phase.COMPLETE, "Complete", "", "", 0, (), ()))
     assert memory_of(write(stored, empty)) == RolloutState()
+
+
+@pytest.mark.shares(6)
+def test_list_and_status_ask_the_cluster_of_the_context(rollout_fleet: FleetFactory, tmp_path: Path) -> None:
+    fleet = rollout_fleet(2)
+    fleet.start()
+    fleet.make_complete()
+    config = json.loads(fleet.plane.kubeconfig(fleet.plane.admin.token).read_text())
+    config["contexts"][0]["context"]["namespace"] = NAMESPACE
+    config["contexts"].append({"name": "gone", "context": {"cluster": "gone", "user": "test"}})
+    config["clusters"].append({"name": "gone", "cluster": {"server": "https://127.0.0.1:9"}})
+    (tmp_path / "config").write_text(json.dumps({**config, "current-context": "gone"}))
+
+    def typed(*words: str) -> tuple[int, Json]:
+        argv = [sys.executable, "-m", "driver_manager", *words, "-o", "yaml", "--kubeconfig", f"{tmp_path}/config"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False, env={})
+        return done.returncode, yaml.safe_load(done.stdout)
+
+    code, found = typed("rollout", "list", "--context", "test")
+    assert code == ExitCode.DONE
+    mine = next(one for one in found["rollouts"] if one["name"] == fleet.name)
+    assert (mine["namespace"], mine["daemonSet"], mine["phase"]) == (NAMESPACE, fleet.name, "Complete")
+    assert (mine["counts"]["updated"], mine["counts"]["total"]) == (2, 2)
+    assert typed("rollout", "list", "--context", "test", "-n", "default")[1]["rollouts"] == []
+    assert mine in typed("rollout", "list", "--context", "test", "-n", "default", "-A")[1]["rollouts"]
+    code, found = typed("status", fleet.nodes[1], "--context", "test", "--profile", "rebellions")
+    assert (code, found["node"], found["host"]) == (ExitCode.DONE, fleet.nodes[1], {"problem": "not on the node"})
+    assert typed("rollout", "list", "-A")[0] == typed("status", fleet.nodes[1])[0] == ExitCode.API_UNAVAILABLE
+    code, found = typed("status", fleet.nodes[1], "--context", "tset")
+    assert (code, "has no context 'tset'" in found["error"]) == (ExitCode.USAGE, True)
