@@ -22,9 +22,9 @@ TESTS = Path(__file__).parents[1]
 
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
-MODULES = 121
-PACKAGE_LINES = 42_800
-TEST_LINES = 83_600
+MODULES = 124
+PACKAGE_LINES = 46_200
+TEST_LINES = 87_800
 
 CHOICES_AMONG_STEPS = 9
 SHORT_LINES = 60
