@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import click
+from click.core import ParameterSource
 from msgspec import Struct
 
 from driver_manager import profiles, schemas
@@ -52,21 +55,23 @@ NO_CONTROLLER = (
 Json = dict[str, Any]
 
 
-def hints(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook, *, has_leader: bool) -> list[Json]:
-    """The next steps, the most likely first, each with its command, "" without one."""
-    steps = _next_steps(rollout, fleet, outlook)
+def hints(
+    rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook, *, has_leader: bool, way: str = ""
+) -> list[Json]:
+    """The next steps, the most likely first, each with its command, "" without one; `way` is that of Shown."""
+    steps = _next_steps(rollout, fleet, outlook, f"{way} -n {rollout.namespace}".strip())
     found = [*steps] if has_leader else [(NO_CONTROLLER, ""), *steps]
     return [{"what": what, "command": command} for what, command in found]
 
 
-def _next_steps(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook) -> Iterator[tuple[str, str]]:
+def _next_steps(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook, where: str) -> Iterator[tuple[str, str]]:
     phase, reason = outlook.phase, outlook.reason
 
     def command(verb: str, *words: str) -> str:
-        return " ".join((PROGRAM, verb, "-n", rollout.namespace, *words))
+        return " ".join((PROGRAM, verb, where, *words))
 
     if reason == INVALID_SPEC:
-        yield "fix the spec", f"kubectl -n {rollout.namespace} edit driverrollout {rollout.name}"
+        yield "fix the spec", f"kubectl {where} edit driverrollout {rollout.name}"
     if reason not in ("FailedBefore", "Undoing"):
         failed = [one.name for one in outlook.nodes if one.place is NodePhase.FAILED]
         refused = [one.name for one in outlook.nodes if _is_refused(one)]
@@ -102,12 +107,16 @@ LATE_S = 60.0
 
 
 class Shown(Struct, frozen=True):
-    """What is shown: a rollout as read at `now_s`, its profile's name, and the leader (None if unknown)."""
+    """What is shown: a rollout as read at `now_s`, its profile's name, and the leader (None if unknown).
+
+    `way` has the options of the command line by which the cluster is reached, for the commands in hints.
+    """
 
     sight: ObservedRollout
     profile: str
     now_s: float
     leader: Leader | None = None
+    way: str = ""
 
 
 def outlook_of(shown: Shown) -> Outlook:
@@ -129,7 +138,7 @@ def body(shown: Shown, outlook: Outlook, plan: Json | None = None) -> Json:
         "phase": outlook.phase.value,
         "reason": outlook.reason,
         "message": outlook.message,
-        "hints": hints(rollout, fleet, outlook, has_leader=leader is None or leader["isLeading"]),
+        "hints": hints(rollout, fleet, outlook, has_leader=leader is None or leader["isLeading"], way=shown.way),
         "target": _revision(fleet, outlook.target, _began(shown, outlook.target)),
         "good": _revision(fleet, rollout.memory.good, None),
         "failedRevisions": list(rollout.memory.failed),
@@ -429,6 +438,7 @@ class RolloutSession(Struct, frozen=True):
     namespace: str
     clock: SystemClock
     log: Reporter
+    way: str = ""
 
     def look(self, name: str) -> ObservedRollout:
         """The rollout `name`, "" for the only one. Raises ManagerError."""
@@ -457,7 +467,18 @@ def open_rollouts(
     api, log = _opened(values, found, log, budget_s)
     profile = picked(values, api)
     desk = KubeDesk(api, readers(profile.keys, zone))
-    return RolloutSession(desk, profile, namespace_of(values, lambda: profile), found, log)
+    return RolloutSession(desk, profile, namespace_of(values, lambda: profile), found, log, _way(values))
+
+
+def _way(values: Values) -> str:
+    """The options that name the cluster, if the command line has them; variables stay for the next command."""
+    context = click.get_current_context(silent=True)
+    typed = [
+        (one.flag, values[one])
+        for one in (settings.KUBECONFIG, settings.KUBE_CONTEXT)
+        if context is not None and context.get_parameter_source(one.name) is ParameterSource.COMMANDLINE
+    ]
+    return shlex.join(word for pair in typed for word in pair)
 
 
 def _opened(values: Values, clock: SystemClock, log: Reporter | None, budget_s: float) -> tuple[KubeApi, Reporter]:

@@ -193,7 +193,7 @@ class Watching(Struct):
             self.cluster.follow(frozenset())
 
     def _shown(self, sight: ObservedRollout) -> Outlook:
-        shown = Shown(sight, self.session.profile.name, self.clock.wall())
+        shown = Shown(sight, self.session.profile.name, self.clock.wall(), way=self.session.way)
         outlook = outlook_of(shown)
         self.show(body(shown, outlook), shown.now_s, _has_ended(outlook))
         return outlook
@@ -269,7 +269,7 @@ def status_command(*, name: str, watches: bool, output: str, values: Values) -> 
 def _read(values: Values, name: str) -> tuple[RolloutSession, Shown]:
     """The rollout now, and its leader. Raises ManagerError."""
     session = open_rollouts(values)
-    return session, Shown(session.look(name), session.profile.name, session.clock.wall(), leader(session))
+    return session, Shown(session.look(name), session.profile.name, session.clock.wall(), leader(session), session.way)
 
 
 def exit_code(outlook: Outlook) -> ExitCode:

@@ -364,6 +364,16 @@ def test_pods_of_other_namespaces_that_may_not_be_listed_are_unknown(
     assert "the pods that use the accelerator cannot be shown: the API server refused to list pods" in err
 
 
+def test_the_commands_of_hints_are_for_the_cluster_that_the_command_line_names(place: Open) -> None:
+    desk = halted(place)
+    assert desk.shows("rollout", "status")["hints"][-1]["command"].endswith(f" undo -n {NAMESPACE} driver")
+    hints = desk.shows("rollout", "status", "--context", "sandbox")["hints"]
+    assert {one["command"].partition(" -n ")[0].partition(" --")[2] for one in hints[1:]} == {"context sandbox"}
+    desk.scene.edit_rollout(daemonSet=7)
+    hints = desk.shows("rollout", "status", "--kubeconfig", os.environ["KUBECONFIG"])["hints"]
+    assert hints[-1]["command"].startswith(f"kubectl --kubeconfig {os.environ['KUBECONFIG']} -n {NAMESPACE} edit ")
+
+
 # list
 
 
