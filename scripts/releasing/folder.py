@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -19,10 +18,11 @@ import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import yaml
 
-from scripts.releasing import chart
+from scripts.releasing import chart, provenance
 from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, POLICIES, ROLLOUTS, render
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -41,10 +41,17 @@ def version() -> str:
     return str(tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"])
 
 
-def make(folder: Path, images: Mapping[str, str], epoch_s: int) -> list[Path]:
-    """Fill the empty folder; `images` has a built image's name for each architecture. The files, sums last.
+def make(
+    folder: Path,
+    images: Mapping[str, str],
+    epoch_s: int,
+    bases: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    builder: str = provenance.BUILD_TYPE,
+) -> list[Path]:
+    """Fill the empty folder. The files, sums last.
 
-    Raises ReleaseError.
+    `images` has a built image's name for each architecture, `bases` name and digest of what it was built on. Raises
+    ReleaseError.
     """
     if drifted := chart.drifted(chart.templates()):
         raise ReleaseError(f"deploy/charts/driver-manager is out of date ({', '.join(drifted)}); run scripts/chart")
@@ -58,9 +65,15 @@ def make(folder: Path, images: Mapping[str, str], epoch_s: int) -> list[Path]:
     (folder / "CHANGES.md").write_text(changes((CHECKOUT / "CHANGELOG.md").read_text(), number))
     for architecture, image in sorted(images.items()):
         _write_image(folder, f"{NAME}-{number}-{architecture}", image, architecture, epoch_s)
+    _write_provenance(folder, number, provenance.provenance(CHECKOUT, number, epoch_s, bases, builder))
     made = sorted(folder.iterdir())
-    (folder / SUMS).write_text("".join(f"{_digest(path)}  {path.name}\n" for path in made))
+    (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in provenance.sums(made).items()))
     return [*made, folder / SUMS]
+
+
+def _write_provenance(folder: Path, number: str, predicate: provenance.Json) -> None:
+    made = provenance.statement(provenance.PROVENANCE, predicate, provenance.sums(folder.iterdir()))
+    (folder / f"{NAME}-{number}.provenance.json").write_text(json.dumps(made, indent=2) + "\n")
 
 
 def manifest(overlay: str) -> str:
@@ -117,15 +130,19 @@ def _buildah(*arguments: str) -> str:
     return done.stdout
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _base(text: str) -> tuple[str, tuple[str, str]]:
+    """Architecture, name and digest of ARCH=NAME@DIGEST."""
+    architecture, _, image = text.partition("=")
+    name, _, digest = image.rpartition("@")
+    return architecture, (name, digest)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """0, or 1 with what is wrong."""
     parser = argparse.ArgumentParser(description="Writes a release folder; scripts/release is the way to it.")
     parser.add_argument("--image", action="append", default=[], metavar="ARCH=NAME", help="a built image")
+    parser.add_argument("--base", action="append", default=[], metavar="ARCH=NAME@DIGEST", help="what it was built on")
+    parser.add_argument("--builder", default=provenance.BUILD_TYPE, help="a URI that identifies who builds")
     parser.add_argument("folder", type=Path, help="is made; refused where it is there already")
     asked = parser.parse_args(words)
     images = dict(one.split("=", 1) for one in asked.image)
@@ -135,12 +152,13 @@ def main(words: Sequence[str] | None = None) -> int:
             raise ReleaseError(f"{asked.folder} is there already")
         fresh.mkdir(parents=True)
         try:
-            for path in make(fresh, images, int(os.environ["SOURCE_DATE_EPOCH"])):
+            epoch_s, bases = int(os.environ["SOURCE_DATE_EPOCH"]), dict(map(_base, asked.base))
+            for path in make(fresh, images, epoch_s, bases, asked.builder):
                 print(f"{path.stat().st_size:>12,}  {path.name}")
             fresh.rename(asked.folder)
         finally:
             _removed(fresh)
-    except (ReleaseError, OSError) as error:
+    except (ReleaseError, OSError, subprocess.CalledProcessError) as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
     return 0

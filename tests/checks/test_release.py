@@ -60,7 +60,8 @@ def test_a_release_made_twice_is_the_same_to_the_byte(tmp_path: Path, monkeypatc
 def test_it_has_every_overlay_the_chart_and_the_changes_and_sums_that_hold(tmp_path: Path) -> None:
     files = made(tmp_path / "release")
     overlays = {f"{name.replace('/', '-')}.yaml": name for name in (*OVERLAYS, *ROLLOUTS, *NAMESPACES, *POLICIES)}
-    assert files.keys() == {*overlays, f"driver-manager-{VERSION}.tgz", "CHANGES.md", "SHA256SUMS"}
+    others = {f"driver-manager-{VERSION}.tgz", f"driver-manager-{VERSION}.provenance.json", "CHANGES.md", "SHA256SUMS"}
+    assert files.keys() == {*overlays, *others}
     for file, overlay in overlays.items():
         assert list(yaml.safe_load_all(files[file])) == render(overlay)
         assert b"&id" not in files[file], "readable, without YAML's anchors"
