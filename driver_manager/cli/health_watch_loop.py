@@ -116,7 +116,8 @@ def run(document: dict[str, Any], log: LogForm) -> int:
     keeper = health.ChildKeeper(_process(launch, clock, log, "evidence")) if launch.profile.paths.evidence else None
     recoverer = None
     if launch.is_recovering:
-        recoverer = health.ChildRecoverer(_process(launch, clock, log, "recover"), launch.reset_s)
+        process, record = _process(launch, clock, log, "recover"), launch.profile.paths.recovery_record
+        recoverer = health.ChildRecoverer(process, launch.reset_s, launch.roots.files(), record)
     ports = WatchPorts(prober, marks, clock, reporter, notifier, keeper, recoverer)
     watch = HealthWatch(ports, launch.policy, publish)
     policy = launch.policy

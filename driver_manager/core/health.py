@@ -198,6 +198,7 @@ class HealthWatch:
         self._returned = "", ""
         self._keeper = ports.keeper
         self._recoverer = ports.recoverer
+        self._is_recovery_known = False
         self._evidence_of: int | None = None
         self._node: NodeReporter | None = None
         if ports.notifier is not None:
@@ -450,23 +451,27 @@ class HealthWatch:
         history, before = self._history, self._history.recovery
         if self._recoverer is None or not self._boot_id:
             return
-        is_unsure = history.state is watch.HealthState.WEDGED and (result is None or result.health is Health.UNKNOWN)
-        if is_unsure or not watch.is_recovering(history):
+        seen = watch.wedge_seen(history, result)
+        # This boot's record may not have what was begun: it is lost at a reboot.
+        is_begun, self._is_recovery_known = not self._is_recovery_known and self._recoverer.is_begun(), True
+        if not (before.is_open or is_begun or (watch.is_recovering(history) and not seen.is_unsure)):
             if watch.is_recovery_over(history):
                 self._history = replace(history, recovery=Recovery(counts=before.counts))
                 self._remember()
             return
         if not before.is_open:
             # Before the first turn, as its answer may be lost.
-            before = Recovery(since_s=history.wedge.since_s, is_open=True, counts=before.counts)
+            is_same = before.since_s == history.wedge.since_s
+            fresh = Recovery(since_s=history.wedge.since_s, counts=before.counts)
+            before = replace(before if is_same else fresh, is_open=True)
             self._history = replace(history, recovery=before)
             self._remember()
-        answer = self._recoverer.recover(watch.wedge_seen(history, result))
+        answer = self._recoverer.recover(seen)
         self._warn(RECOVERY_TOPIC, f"no recovery: {answer.problem}" if answer.problem else "")
         after = answer.recovery
         if answer.problem:
-            is_under_way = before.state is RecoveryState.UNDER_WAY
-            after = before if is_under_way else replace(before, state=RecoveryState.WAITING, reason=answer.problem)
+            is_waiting = history.state is watch.HealthState.WEDGED and before.state is not RecoveryState.UNDER_WAY
+            after = before if not is_waiting else replace(before, state=RecoveryState.WAITING, reason=answer.problem)
         if (after.step, after.state, without_numbers(after.reason)) != (
             before.step,
             before.state,

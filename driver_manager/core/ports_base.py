@@ -146,5 +146,8 @@ class EvidenceKeeper(Protocol):
 class Recoverer(Protocol):
     """Takes the steps that may end a wedge, in a process of its own."""
 
+    def is_begun(self) -> bool:
+        """True if a step was begun on this host and has not ended, also if that was in an earlier boot."""
+
     def recover(self, seen: WedgeSeen) -> RecoveryAnswer:
         """One turn: the next step, if every condition for it is met. Raises Terminated."""

@@ -44,9 +44,15 @@ from driver_manager.domain.text import several
 MAX_ACTS = 20
 """Maximum acts in one turn, more than any needs."""
 
+FENCE_S = 120.0
+"""Maximum seconds of a turn before a step: a process may have been suspended, and then needs a new sample."""
+
 
 class RecoveryHost(Protocol):
     """The host of a recovery. Every method raises ConfigError where the host cannot be read or written."""
+
+    def only_turn(self) -> AbstractContextManager[bool]:
+        """Within it no other process takes a turn of the recovery; False if one already does."""
 
     def alone(self) -> AbstractContextManager[bool]:
         """Within it no run starts to work on the driver; False if one already does."""
@@ -106,6 +112,7 @@ class NodeRecovery:
         self._policy = policy
         self._seen = seen
         self._refused = ""
+        self._begun_s = 0.0
         self._acts: dict[RecoveryAct, Callable[[RecoveryFacts, RecoveryDecision], None]] = {
             RecoveryAct.ANNOUNCE: self._announce,
             RecoveryAct.TAKE_SLOT: self._take_slot,
@@ -119,11 +126,18 @@ class NodeRecovery:
 
     def turn(self) -> Recovery:
         """Act until nothing is left to do now; the recovery then. Raises ManagerError; the next turn continues."""
+        with self._ports.host.only_turn() as is_only:
+            if not is_only:
+                raise errors.Conflict("another process recovers the driver", "No action needed; it is retried.")
+            self._begun_s = self._ports.host.uptime_s()
+            return self._acted()
+
+    def _acted(self) -> Recovery:
         for _ in range(MAX_ACTS):
             self._ports.clock.check()
             facts, decision = self._decided()
-            if self._refused and decision.act not in ENDS:
-                # What was undone is not begun again in the same turn.
+            if self._refused and decision.act not in (*ENDS, RecoveryAct.CLOSE):
+                # What was undone is not begun again in the same turn, and the next step needs a sample after this one.
                 decision = RecoveryDecision(RecoveryAct.WAIT, self._refused, decision.step)
             if decision.act in ENDS:
                 return self._shown(facts, decision)
@@ -135,7 +149,7 @@ class NodeRecovery:
 
     def _decided(self) -> tuple[RecoveryFacts, RecoveryDecision]:
         """The current facts and the decision on them. Users and slots are read only if a decision needs them."""
-        facts, record = self._observed(), self._ports.host.record()
+        record, facts = self._ports.host.record(), self._observed()
         while True:
             decision = decide(record, facts)
             match decision.act:
@@ -171,6 +185,7 @@ class NodeRecovery:
             serving=seen.serving,
             healthy=seen.healthy,
             load=seen.load,
+            is_unsure=seen.is_unsure,
             node=node,
             pod=policy.pod_uid,
             is_alone=is_alone,
@@ -185,6 +200,8 @@ class NodeRecovery:
         own = next((pod for pod in known.pods if pod.uid == self._policy.pod_uid), None)
         if own is None:
             return ("the driver pod that health-watch runs in is not on the node",)
+        if own.owner_kind != "DaemonSet":
+            return (f"health-watch runs in {own}, which is not a pod of a DaemonSet: nothing would replace it",)
         newest = self._ports.newest_revision(own)
         if newest != own.labels.get(REVISION_LABEL, ""):
             return (f"the next driver pod would be of another revision, {newest}: upgrade the node first",)
@@ -214,6 +231,8 @@ class NodeRecovery:
             return
         me = SlotHolder(node.name, node.uid, facts.boot_id, int(facts.wall_s))
         slots = seen.slots.without(seen.gone).with_room(me, 1)
+        # Record it first: if the answer to the write is lost, the node may hold a slot.
+        self._keep(replace(self._record(), slot=decision.step))
         if slots is not None:
             self._ports.slots(decision.step).write(slots, seen.version)
 
@@ -230,6 +249,7 @@ class NodeRecovery:
             load=facts.load,
             served=facts.served,
             pod=facts.pod if step is RecoveryStep.RELOAD else "",
+            since_s=facts.since_s,
             approved=approved_step(facts) is step,
         )
         change = granted(facts, attempt)
@@ -244,22 +264,25 @@ class NodeRecovery:
                 raise
 
     def _start(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
-        record, keys = self._record(), self._policy.profile.keys
+        record = self._record()
         attempt = record.open
         if attempt is None or facts.node is None:
             return
-        if attempt.approved and keys.approve_recovery in facts.node.annotations:
+        if attempt.approved and not attempt.started and approved_step(facts) is attempt.step:
             # A process that ended in between has left the approval there, or has restored it.
             self._patch(granted(facts, attempt), facts.node)
         started = replace(attempt, started=True, uptime_s=facts.uptime_s)
 
         def begin() -> None:
+            if self._ports.host.uptime_s() - self._begun_s > FENCE_S:
+                self._refused = "waits for a new sample"
+                raise errors.Conflict("the process was suspended, so its facts are old", "No action needed.")
             names = several(attempt.devices) or "every device of the driver"
             self._post(events.RECOVERY_STARTED, f"step={attempt.step.value}: {names}", attempt.key, warning=False)
             self._keep(record.with_open(started))
 
         if attempt.step is RecoveryStep.RELOAD:
-            self._reload(facts, started, begin)
+            self._reload(facts, attempt, started, begin)
         else:
             self._reset(facts, started, begin)
 
@@ -275,12 +298,15 @@ class NodeRecovery:
         elif answer.problem:
             self._keep(self._record().judged(RecoveryOutcome.FAILED, f"the reset failed: {answer.problem}"))
 
-    def _reload(self, facts: RecoveryFacts, started: RecoveryAttempt, begin: Callable[[], None]) -> None:
+    def _reload(
+        self, facts: RecoveryFacts, attempt: RecoveryAttempt, started: RecoveryAttempt, begin: Callable[[], None]
+    ) -> None:
         """Ask the next run for a reload, then evict the driver pod that we run in."""
         host, pod = self._ports.host, self._own_pod()
         if pod is None:
             self._refused = "the driver pod is gone"
-            self._undo(facts, self._refused)
+            if not attempt.started:
+                self._undo(facts, self._refused)
             return
         host.request_reload(ReloadRequest(facts.boot_id, started.load, facts.reason))
         begin()
@@ -299,16 +325,14 @@ class NodeRecovery:
 
     def _undo(self, facts: RecoveryFacts, why: str) -> None:
         """Undo the grant of a step that has had no effect, and wait for `why`."""
-        attempt = self._record().open
-        if attempt is None:
-            return
-        self._ports.reporter.info(f"the {attempt.step.value} is not done: {why}")
-        if attempt.step is RecoveryStep.RELOAD:
-            self._ports.host.withdraw_reload()
-        node = self._ports.cluster.node()
-        self._patch(given_back(replace(facts, node=node), attempt), node)
-        self._leave_slot(node, attempt.step)
-        self._keep(self._record().without_open())
+        record, node = self._record(), self._ports.cluster.node()
+        if record.open is not None:
+            self._ports.reporter.info(f"the {record.open.step.value} is not done: {why}")
+            if record.open.step is RecoveryStep.RELOAD:
+                self._ports.host.withdraw_reload()
+            self._patch(given_back(replace(facts, node=node), record.open), node)
+        self._leave_slot(node, record)
+        self._keep(replace(record.without_open(), slot=None))
 
     def _close(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
         node, record = facts.node, self._record()
@@ -320,14 +344,19 @@ class NodeRecovery:
         is_healed = attempt.outcome is RecoveryOutcome.HEALED
         event = events.RECOVERY_SUCCEEDED if is_healed else events.RECOVERY_FAILED
         self._post(event, f"step={attempt.step.value}: {decision.reason}", attempt.key, warning=not is_healed)
-        self._leave_slot(node, attempt.step)
-        self._keep(record.with_open(replace(attempt, closed=True)))
+        self._leave_slot(node, record)
+        self._keep(replace(record.with_open(replace(attempt, closed=True)), slot=None))
+        if not is_healed:
+            self._refused = f"waits for a sample after the {attempt.step.value}"
 
     def _give_up(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
         self._post(events.NEEDS_SERVICE, decision.reason, facts.wedge, warning=True)
         self._keep(replace(self._record(), given_up=facts.wedge))
 
-    def _leave_slot(self, node: Node, step: RecoveryStep) -> None:
+    def _leave_slot(self, node: Node, record: RecoveryRecord) -> None:
+        step = record.open.step if record.open is not None else record.slot
+        if step is None:
+            return
         store = self._ports.slots(step)
         seen: SlotsSeen = store.read(1)
         if seen.problem:

@@ -213,6 +213,11 @@ class HostPaths(Struct, frozen=True):
         """Locked by the rebooter of the host, "" if there is none."""
         return f"{self.rebooter_record}.lock" if self.rebooter_record else ""
 
+    @property
+    def recovery_lock(self) -> str:
+        """Locked during a turn of the recovery, "" if the profile has no record of one."""
+        return f"{self.recovery_record}.lock" if self.recovery_record else ""
+
     def locks(self) -> tuple[str, ...]:
         """The files that a run locks. It opens them and never replaces them."""
         return self.work_lock, self.effect_lock, self.client_lock

@@ -41,8 +41,9 @@ class RecoveryAttempt(Struct, frozen=True):
 
     `at_s` is in seconds since the epoch, `uptime_s` in seconds since the boot. `devices` are PCI addresses, none for an
     unknown device. `load` is the load of the driver that was wedged, `served` the number of devices that it served
-    before, `pod` the uid of the driver pod that a reload evicts. `approved`: an approval was consumed. `started`: the
-    step may have had effects, so it is not done again. `closed`: its slot is free and its result is on the Node.
+    before, `pod` the uid of the driver pod that a reload evicts, `since_s` the wedge as in the facts. `approved`: an
+    approval was consumed. `started`: the step may have had effects, so it is not done again. `closed`: its slot is free
+    and its result is on the Node.
     """
 
     step: RecoveryStep
@@ -53,6 +54,7 @@ class RecoveryAttempt(Struct, frozen=True):
     load: str = ""
     served: Annotated[int, Part(least=0, most=MAX_DEVICES)] = 0
     pod: Annotated[str, Part(is_omitted=True)] = ""
+    since_s: Annotated[int, Part("since", least=0, most=LAST_MOMENT_S, is_omitted=True)] = 0
     approved: bool = False
     started: bool = False
     outcome: Annotated[RecoveryOutcome | None, Part()] = None
@@ -69,12 +71,14 @@ class RecoveryRecord(Struct, frozen=True):
     """The attempts, the newest last; only the last one may be open. `counts` are all attempts by `step.outcome`.
 
     `announced` are the steps of the last wedge whose Event was posted, `given_up` is the wedge without a step left.
+    `slot` is the step whose slot the node may hold: it is recorded before the slot is taken.
     """
 
     attempts: tuple[RecoveryAttempt, ...] = ()
     announced: tuple[str, ...] = ()
     given_up: Annotated[str, Part("givenUp")] = ""
     counts: Annotated[Mapping[str, int], Part(is_omitted=True)] = field(default_factory=dict)
+    slot: Annotated[RecoveryStep | None, Part(is_omitted=True)] = None
 
     @property
     def open(self) -> RecoveryAttempt | None:
@@ -147,8 +151,8 @@ class RecoveryFacts(Struct, frozen=True):
     `is_wedged` since `since_s`, with the PCI addresses of the sick `devices` (none if unknown); `healthy` samples in a
     row, the last one with `serving` devices; `served` of them did before the wedge. `patience_s` is how long a step may
     take to help. `pod` is the uid of the driver pod that we run in, "" without one. `is_alone`: no run works on the
-    driver. None until a decision asks for them: `holders`, which have a sick device open; `blockers` of a reload, such
-    as pods that may not be evicted; `slots`.
+    driver. `is_unsure`: no sample shows now whether the wedge lasts. None until a decision asks for them: `holders`,
+    which have a sick device open; `blockers` of a reload, such as pods that may not be evicted; `slots`.
     """
 
     profile: Profile
@@ -158,6 +162,7 @@ class RecoveryFacts(Struct, frozen=True):
     auto: frozenset[RecoveryStep] = frozenset()
     patience_s: float = 300.0
     is_wedged: bool = False
+    is_unsure: bool = False
     since_s: int = 0
     reason: str = ""
     devices: tuple[str, ...] = ()
@@ -307,7 +312,7 @@ def _unhealed(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision 
     why = f"the driver is still wedged: {facts.reason}"
     if attempt.boot_id != facts.boot_id:
         why = "the host was rebooted before the result was known"
-    elif facts.since_s > attempt.at_s or is_other_load:
+    elif facts.since_s not in (0, attempt.since_s) or is_other_load:
         why = f"the driver is wedged again: {facts.reason}"
     elif step is RecoveryStep.RELOAD and facts.pod == attempt.pod:
         if facts.uptime_s - attempt.uptime_s >= REPEAT_S:
@@ -319,6 +324,8 @@ def _unhealed(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision 
 
 
 def _not_wedged(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
+    if facts.is_unsure:
+        return _held_back(record, facts, "no sample shows whether the driver is still wedged")
     if facts.is_wedged:
         return None
     why = "the driver is not wedged"
@@ -330,20 +337,37 @@ def _another_boot(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecis
     return _give_back(record, "the host was rebooted") if attempt and attempt.boot_id != facts.boot_id else None
 
 
+def _outdated(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
+    """An attempt that was not begun, as a process ended, begins only if all that it was granted for is still so."""
+    attempt = record.open
+    if attempt is None:
+        return None
+    is_reset, is_reload = attempt.step is RecoveryStep.RESET, attempt.step is RecoveryStep.RELOAD
+    is_there = is_granted(facts, attempt) or approved_step(facts) is attempt.step
+    changes = (
+        ("another driver was loaded", attempt.load != facts.load),
+        ("other devices are sick now", is_reset and attempt.devices != facts.devices),
+        ("the driver pod was replaced", is_reload and attempt.pod != facts.pod),
+        ("it is not approved any more", attempt.step not in facts.auto and not (attempt.approved and is_there)),
+    )
+    return next((_give_back(record, why) for why, is_so in changes if is_so), None)
+
+
 def _exhausted(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
     if record.open is not None:
         return None
     tried = [one.step.value for one in record.attempts if _is_about(one, facts.devices)]
     why = f"no step is left after {several(dict.fromkeys(tried)) or 'none'}: {facts.reason}"
     if record.given_up == facts.wedge:
-        return RecoveryDecision(RecoveryAct.NOTHING, why)
+        return _give_back(record, why) or RecoveryDecision(RecoveryAct.NOTHING, why)
     return RecoveryDecision(RecoveryAct.GIVE_UP, why) if next_step(record, facts) is None else None
 
 
 def _reboot(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
     if record.open is not None or next_step(record, facts) is not RecoveryStep.REBOOT:
         return None
-    return RecoveryDecision(RecoveryAct.REBOOT, "the rebooter takes over", RecoveryStep.REBOOT)
+    why = "the rebooter takes over"
+    return _give_back(record, why) or RecoveryDecision(RecoveryAct.REBOOT, why, RecoveryStep.REBOOT)
 
 
 def _announce(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
@@ -368,7 +392,7 @@ def _approval(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision 
     step = _wanted(record, facts)
     if step is None or record.open is not None or step in facts.auto or approved_step(facts) is step:
         return None
-    return _wait(f"{WAITS_FOR_APPROVAL}: annotate the Node with {approval(facts, step)}", step)
+    return _held_back(record, facts, f"{WAITS_FOR_APPROVAL}: annotate the Node with {approval(facts, step)}")
 
 
 def _busy(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
@@ -403,9 +427,11 @@ def _is_in_rollout(node: Node, key: str) -> bool:
 
 
 def _no_pod(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
-    if _wanted(record, facts) is not RecoveryStep.RELOAD or facts.pod:
+    if _wanted(record, facts) is not RecoveryStep.RELOAD:
         return None
-    return _held_back(record, facts, "health-watch does not run in the driver pod, which a reload replaces")
+    if not facts.pod:
+        return _held_back(record, facts, "health-watch does not run in the driver pod, which a reload replaces")
+    return _held_back(record, facts, "it is unknown which driver is loaded") if not facts.load else None
 
 
 def _users(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
@@ -419,6 +445,8 @@ def _users(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | N
 
 def _slot(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:
     step, seen = _wanted(record, facts), facts.slots
+    if record.slot not in (None, step):
+        return _give_back(record, f"a {step.value} comes first" if step is not None else "no step is left")
     if seen is None:
         return RecoveryDecision(RecoveryAct.ASK_SLOTS, "check whether the slot is free", step)
     if seen.problem:
@@ -448,6 +476,7 @@ GUARDS: tuple[Callable[[RecoveryRecord, RecoveryFacts], RecoveryDecision | None]
     _unhealed,
     _not_wedged,
     _another_boot,
+    _outdated,
     _exhausted,
     _reboot,
     _announce,
@@ -471,8 +500,8 @@ def _wait(why: str, step: RecoveryStep | None = None) -> RecoveryDecision:
 
 
 def _give_back(record: RecoveryRecord, why: str) -> RecoveryDecision | None:
-    attempt = record.open
-    return RecoveryDecision(RecoveryAct.GIVE_BACK, why, attempt.step) if attempt is not None else None
+    step = record.open.step if record.open is not None else record.slot
+    return RecoveryDecision(RecoveryAct.GIVE_BACK, why, step) if step is not None else None
 
 
 def _held_back(record: RecoveryRecord, facts: RecoveryFacts, why: str) -> RecoveryDecision:
@@ -491,14 +520,16 @@ def shown(record: RecoveryRecord, facts: RecoveryFacts, decision: RecoveryDecisi
         state = RecoveryState.NEEDS_SERVICE
     elif attempt is not None and attempt.started:
         state, step = RecoveryState.UNDER_WAY, attempt.step
-    elif facts.is_wedged:
+    elif facts.is_wedged or facts.is_unsure:
         state = RecoveryState.WAITING
     return Recovery(
         step=step.value if step is not None and state is not RecoveryState.NONE else "",
         state=state,
         reason=decision.reason if state is not RecoveryState.NONE else "",
-        since_s=facts.since_s if facts.is_wedged else 0,
-        is_open=attempt is not None or (state is RecoveryState.WAITING and step is not RecoveryStep.REBOOT),
+        since_s=facts.since_s if facts.is_wedged or facts.is_unsure else 0,
+        is_open=attempt is not None
+        or record.slot is not None
+        or (state is RecoveryState.WAITING and step is not RecoveryStep.REBOOT),
         counts=dict(record.counts),
     )
 
@@ -506,7 +537,7 @@ def shown(record: RecoveryRecord, facts: RecoveryFacts, decision: RecoveryDecisi
 def note_change(facts: RecoveryFacts, seen: Recovery) -> NodeChange:
     """The change after which the Node shows `seen`; an approval does not outlast its wedge. Empty if it shows it."""
     node, keys = facts.node, facts.profile.keys
-    if node is None or not keys.recovery:
+    if node is None or not keys.recovery or (facts.is_unsure and seen.state is RecoveryState.WAITING):
         return NodeChange()
     wanted = encode_note(seen) if seen.state is not RecoveryState.NONE else None
     there = node.annotations.get(keys.recovery)
@@ -521,13 +552,25 @@ def note_change(facts: RecoveryFacts, seen: Recovery) -> NodeChange:
 def granted(facts: RecoveryFacts, attempt: RecoveryAttempt) -> NodeChange:
     """The patch of the grant: it consumes an approval, and names the attempt."""
     keys = facts.profile.keys
-    note = encode_note(Recovery(attempt.step.value, RecoveryState.UNDER_WAY, f"attempt {attempt.key}"))
-    return NodeChange(annotations={keys.recovery: note} | ({keys.approve_recovery: None} if attempt.approved else {}))
+    notes: dict[str, str | None] = {keys.recovery: _granted_note(attempt)}
+    return NodeChange(annotations=notes | ({keys.approve_recovery: None} if attempt.approved else {}))
+
+
+def _granted_note(attempt: RecoveryAttempt) -> str:
+    return encode_note(Recovery(attempt.step.value, RecoveryState.UNDER_WAY, f"attempt {attempt.key}"))
+
+
+def is_granted(facts: RecoveryFacts, attempt: RecoveryAttempt) -> bool:
+    """True if the patch of the grant has reached the Node: then it has consumed the approval."""
+    node = facts.node
+    note = node.annotations.get(facts.profile.keys.recovery) if node is not None else None
+    return attempt.started or note == _granted_note(attempt)
 
 
 def given_back(facts: RecoveryFacts, attempt: RecoveryAttempt) -> NodeChange:
     """The patch that restores the approval that `attempt` consumed, while the wedge lasts."""
     key, node = facts.profile.keys.approve_recovery, facts.node
-    is_wanted = attempt.approved and facts.is_wedged and attempt.boot_id == facts.boot_id
+    is_here = (facts.is_wedged or facts.is_unsure) and attempt.boot_id == facts.boot_id
+    is_wanted = attempt.approved and is_here and is_granted(facts, attempt)
     is_there = node is not None and key in node.annotations
     return NodeChange(annotations={key: attempt.step.value} if is_wanted and not is_there else {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import PurePosixPath
@@ -10,8 +11,15 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from driver_manager.adapters.host.files import HostRoots, boot_id, changing, text_of
-from driver_manager.adapters.host.notes import DriverFiles, RunFiguresFile, load_text, read_baseline, read_marker
+from driver_manager.adapters.host.files import HostFiles, HostRoots, boot_id, changing, text_of
+from driver_manager.adapters.host.notes import (
+    MAX_RECORD_BYTES,
+    DriverFiles,
+    RunFiguresFile,
+    load_text,
+    read_baseline,
+    read_marker,
+)
 from driver_manager.adapters.process.supervisor import TaskProcess, problem_in
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError
@@ -188,9 +196,19 @@ class ChildKeeper:
 class ChildRecoverer:
     """See `driver_manager.core.ports_base.Recoverer`. The reset of one device may take `reset_s` seconds."""
 
-    def __init__(self, process: TaskProcess, reset_s: float) -> None:
+    def __init__(self, process: TaskProcess, reset_s: float, files: HostFiles, record: str) -> None:
         self._process = process
         self._reset_s = reset_s
+        self._files = files
+        self._record = record
+
+    def is_begun(self) -> bool:
+        """See the port. A record that cannot be read has none: no step can be taken with it."""
+        try:
+            body = json.loads(self._files.read(self._record, MAX_RECORD_BYTES) or "{}")
+            return "slot" in body or any(one["closed"] is False for one in body.get("attempts", [])[-1:])
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return False
 
     def recover(self, seen: watch.WedgeSeen) -> watch.RecoveryAnswer:
         limit_s = RECOVERY_S + self._reset_s * max(1, len(seen.devices))

@@ -71,12 +71,15 @@ class DriverFiles:
         self._modules = profile.modules
         self._lock = WorkLock(self._files, lock)
 
-    @contextmanager
-    def _locked(self) -> Generator[bool, None, None]:
+    def _locked(self) -> AbstractContextManager[bool]:
         """Hold the lock. Yields False if another process has it. Raises ConfigError."""
+        return self._held(self._lock)
+
+    @contextmanager
+    def _held(self, lock: WorkLock) -> Generator[bool, None, None]:
         with contextlib.ExitStack() as stack:
-            with changing(self._lock.path):
-                is_alone = stack.enter_context(self._lock.alone(self._clock))
+            with changing(lock.path):
+                is_alone = stack.enter_context(lock.alone(self._clock))
             yield is_alone
 
 

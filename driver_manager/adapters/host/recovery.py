@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from driver_manager.adapters.host.files import HostRoots, changing, names_in, target_of, text_of, translated
+from driver_manager.adapters.host.files import HostRoots, WorkLock, changing, names_in, target_of, text_of, translated
 from driver_manager.adapters.host.holders import BY_NUMBER, LOOK_S, Looks, device_nodes, find_holders, whose
 from driver_manager.adapters.host.modules import driver_nodes
 from driver_manager.adapters.host.notes import MAX_RECORD_BYTES, DriverFiles, uptime_s
@@ -148,9 +148,13 @@ class HostRecovery(DriverFiles):
         super().__init__(roots, profile, clock, profile.paths.work_lock)
         self._profile = profile
         self._root = driver_root
+        self._turn_lock = WorkLock(self._files, profile.paths.recovery_lock)
         self._warn = warn
         self._tool = (profile.reset and profile.reset.tool) or (profile.probe.tool if profile.probe else "")
         self._supervisor = Supervisor(clock, roots.proc)
+
+    def only_turn(self) -> AbstractContextManager[bool]:
+        return self._held(self._turn_lock)
 
     def alone(self) -> AbstractContextManager[bool]:
         return self._locked()

@@ -139,6 +139,7 @@ class WedgeSeen(Struct, frozen=True):
 
     is_wedged: bool
     since_s: int
+    is_unsure: bool = False
     reason: str = ""
     devices: tuple[str, ...] = ()
     served: int = 0
@@ -375,6 +376,14 @@ def wants_reboot(history: History) -> bool:
     return known.step == RecoveryStep.REBOOT.value and known.since_s == history.wedge.since_s
 
 
+def is_unsure(history: History, result: ProbeResult | None) -> bool:
+    """True if neither `result` nor a mute by hand shows whether the last wedge lasts, as while a run works."""
+    if history.state is HealthState.WEDGED:
+        return result is None or result.health is Health.UNKNOWN
+    is_over = history.state is HealthState.HEALTHY or history.is_muted_by_hand
+    return not is_over and history.wedge.since_s > 0 and history.wedge.since_s == history.recovery.since_s
+
+
 def wedge_seen(history: History, result: ProbeResult | None) -> WedgeSeen:
     """The facts of the loop for a turn of the recovery, after a turn with `result`, None if it is muted."""
     devices = result.devices if result is not None else ()
@@ -384,6 +393,7 @@ def wedge_seen(history: History, result: ProbeResult | None) -> WedgeSeen:
     return WedgeSeen(
         is_wedged=history.state is HealthState.WEDGED,
         since_s=history.wedge.since_s,
+        is_unsure=is_unsure(history, result),
         reason=history.reason,
         devices=tuple(
             sorted(one.address for one in devices if one.health is Health.UNHEALTHY and one.address and not one.is_lost)

@@ -125,6 +125,7 @@ DERIVED = {
     "owner_note": "names the run that may change the driver",
     "reboot_wish": "remembers over a reboot which driver it was asked for",
     "rebooter_lock": "held locked by the one rebooter that works on this host",
+    "recovery_lock": "held locked during a turn of the recovery of the driver",
     "failure_note": "note of a run that failed after it had disturbed pods; the next one waits because of it",
     "health_record": "record of health-watch for this boot",
     "run_figures": "durations of the runs of this boot, for metrics",

@@ -82,7 +82,8 @@ class RecoveryWorld(HealthWorld):
     """`fault` is what heals the second device: a step, "" if it is well, "never" if nothing does.
 
     `auto` are the steps without approval, `approves` those that a person approves as soon as one is asked for. `users`
-    have the device open, `blockers` may not be evicted. `kills_child`: what dies is the child and not the pod.
+    have the device open, `blockers` may not be evicted. `sick` is the device that goes bad, `missing` is how many left.
+    `kills_child`: what dies is the child and not the pod.
     """
 
     policy: WatchPolicy = field(default_factory=lambda: WatchPolicy(node="node-1", has_steps_before_reboot=True))
@@ -100,6 +101,11 @@ class RecoveryWorld(HealthWorld):
     pods: int = 1
     fails_to_reload: bool = False
     newest_revision: str = ""
+    is_in_turn: bool = False
+    fails_to_reset: bool = False
+    sick: int = 1
+    missing: int = 0
+    is_unknown: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,14 +130,17 @@ class RecoveryWorld(HealthWorld):
         return f"driver-{self.pods}"
 
     def sample(self, *, is_first: bool = False) -> ProbeResult:
-        bad = DeviceVerdict("gpu 1", Health.UNHEALTHY, "it is lost", DEVICES[1])
-        devices = (
-            DeviceVerdict("gpu 0", Health.HEALTHY, "", DEVICES[0]),
-            bad if self.fault else DeviceVerdict("gpu 1", Health.HEALTHY, "", DEVICES[1]),
+        devices = tuple(
+            DeviceVerdict(f"gpu {number}", Health.UNHEALTHY, "it is lost", address)
+            if self.fault and number == self.sick
+            else DeviceVerdict(f"gpu {number}", Health.HEALTHY, "", address)
+            for number, address in enumerate(DEVICES[: len(DEVICES) - self.missing])
         )
         served = tuple(one.address for one in devices if one.health is Health.HEALTHY)
         health = Health.UNHEALTHY if self.fault else Health.HEALTHY
         self.chip = ProbeResult(health, "gpu 1 is lost" if self.fault else "2 device(s) OK", devices, served=served)
+        if self.is_unknown:
+            self.chip = ProbeResult(Health.UNKNOWN, "the tool does not answer")
         return super().sample(is_first=is_first)
 
     # the node
@@ -184,6 +193,9 @@ class RecoveryWorld(HealthWorld):
         return dict(self.cluster.current.annotations)
 
     # the Recoverer port
+
+    def is_begun(self) -> bool:
+        return self.record.open is not None or self.record.slot is not None
 
     def recover(self, seen: WedgeSeen) -> RecoveryAnswer:
         policy = RecoveryPolicy(self.profile, self.auto, 300.0, self.boot_id, self.pod_uid)
@@ -269,6 +281,14 @@ class RecoveryDisk:
     world: RecoveryWorld
 
     @contextmanager
+    def only_turn(self) -> Generator[bool, None, None]:
+        is_only, self.world.is_in_turn = not self.world.is_in_turn, True
+        try:
+            yield is_only
+        finally:
+            self.world.is_in_turn = not is_only
+
+    @contextmanager
     def alone(self) -> Generator[bool, None, None]:
         yield not self.world.is_reconciling
 
@@ -298,6 +318,8 @@ class RecoveryDisk:
         if self.world.users:
             return ResetAnswer(users=self.world.users)
         begin()
+        if self.world.fails_to_reset:
+            return ResetAnswer(problem="exit status 1")
         with self.world.killer.call("reset", effect=True):
             self.world.resets.append(" ".join(devices))
             self.world.fault = "" if self.world.fault == "reset" else self.world.fault

@@ -439,9 +439,9 @@ def recover(
             clock,
             reporter,
         )
-        own = made.pod(Shape(npus=0), namespace=profile.namespace)
+        own = made.daemon_set_pod(Shape(npus=0), namespace=profile.namespace)
         turns = (
-            (own.uid, WedgeSeen(is_wedged=True, since_s=1)),
+            (own.uid, WedgeSeen(is_wedged=True, since_s=1, load="1")),
             ("next", WedgeSeen(is_wedged=False, since_s=0, healthy=3)),
         )
         try:

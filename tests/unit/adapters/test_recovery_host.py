@@ -14,9 +14,11 @@ from msgspec.structs import replace
 
 from driver_manager.adapters.host import recovery
 from driver_manager.adapters.host.files import WorkLock
+from driver_manager.adapters.host.health import ChildRecoverer
 from driver_manager.adapters.host.recovery import HostRecovery, nodes_of
 from driver_manager.adapters.process import supervisor
 from driver_manager.adapters.process.clock import LoopClock
+from driver_manager.adapters.process.supervisor import Supervisor, TaskProcess
 from driver_manager.domain.errors import ConfigError, Terminated
 from driver_manager.domain.host import ReloadRequest, decode_reload_request
 from driver_manager.domain.profile import Profile, RecoveryStep
@@ -407,6 +409,43 @@ def test_the_age_of_the_boot_is_that_of_the_host(files: Host) -> None:
         files.recovery().uptime_s()
     files.put("/proc/uptime", "12.5 7.0\n")
     assert files.recovery().uptime_s() == 12.5
+
+
+def test_one_process_takes_a_turn_at_a_time_and_runs_may_work_meanwhile(files: Host) -> None:
+    with files.recovery().only_turn() as is_only, files.recovery().only_turn() as is_second:
+        assert (is_only, is_second) == (True, False)
+        with WorkLock(files.roots.files(), BY_MINOR.paths.work_lock).working(FakeClock(), 1.0) as is_working:
+            assert is_working
+    with files.recovery().only_turn() as is_only:
+        assert is_only
+
+
+BEGUN = RecoveryAttempt(RecoveryStep.RESET, "b", 1, 1.0)
+RECORDS = {
+    "no step": (RecoveryRecord(), False),
+    "a step that has ended": (RecoveryRecord((BEGUN, replace(BEGUN, closed=True))), False),
+    "a step that has not ended": (RecoveryRecord((replace(BEGUN, closed=True), BEGUN)), True),
+    "a slot": (RecoveryRecord(slot=RecoveryStep.RELOAD), True),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_record_shows_without_a_process_whether_a_step_has_not_ended(files: Host, name: str) -> None:
+    record, is_begun = RECORDS[name]
+    files.recovery().keep(record)
+    assert _recoverer(files).is_begun() is is_begun
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "7", '{"attempts": 1}', '{"attempts": [1]}', "[" * 9_999])
+def test_a_record_without_sense_shows_no_step(files: Host, text: str | None) -> None:
+    if text is not None:
+        files.put(BY_MINOR.paths.recovery_record, text)
+    assert not _recoverer(files).is_begun()
+
+
+def _recoverer(files: Host) -> ChildRecoverer:
+    process = TaskProcess(Supervisor(LoopClock()), (), lambda _: b"")
+    return ChildRecoverer(process, 1.0, files.roots.files(), BY_MINOR.paths.recovery_record)
 
 
 def test_one_recovery_or_run_has_the_host(files: Host) -> None:

@@ -26,6 +26,7 @@ from driver_manager.domain.recovery import (
     decode_recovery_record,
     encode_recovery_record,
     given_back,
+    granted,
     next_step,
     note_change,
     shown,
@@ -190,20 +191,23 @@ ATTEMPTS = st.builds(
     closed=st.booleans(),
 )
 RECORDS = st.builds(
-    lambda past, last: RecoveryRecord((*(replace(one, closed=True) for one in past), *last)),
+    lambda past, last, slot: RecoveryRecord((*(replace(one, closed=True) for one in past), *last), slot=slot),
     st.lists(ATTEMPTS, max_size=5),
     st.lists(ATTEMPTS, max_size=1),
+    st.sampled_from([None, RESET, RELOAD]),
 )
 NOTES = st.dictionaries(
     st.sampled_from([KEYS.approve_recovery, KEYS.recovery, KEYS.journal, KEYS.rollout]),
     st.sampled_from(["reset", "reload", "{}", ""]),
 )
+ABSENT = "the Node does not exist"
 HOLDER = SlotsSeen(Slots((SlotHolder("n", "other", "b"),)), "1")
 FACTS = st.builds(
     facts,
     node=st.one_of(st.none(), NOTES.map(lambda notes: node({}, annotations=notes))),
     auto=st.frozensets(STEPS),
     is_wedged=st.booleans(),
+    is_unsure=st.booleans(),
     since_s=st.integers(NOW_S - 1_000, NOW_S),
     devices=DEVICES,
     served=st.integers(0, 2),
@@ -229,6 +233,9 @@ def test_every_record_and_all_facts_have_a_decision_that_can_be_shown(
     assert now.node is not None or change.is_empty
     if decision.act in ENDS and not recovery.is_open:
         assert found.open is None
+        assert found.slot is None
+    if decision.act in ENDS and (found.open is None or not found.open.started) and decision.reason != ABSENT:
+        assert found.slot is None  # what waits holds no slot
 
 
 @given(RECORDS, FACTS)
@@ -237,6 +244,7 @@ def test_a_step_starts_only_when_it_is_allowed_and_disturbs_nobody(found: Recove
     if decision.act not in (RecoveryAct.START, RecoveryAct.GRANT):
         return
     assert now.is_wedged
+    assert not now.is_unsure
     open_ = found.open
     if open_ is not None and open_.started:  # only the eviction of the same driver pod is repeated
         assert (open_.step, open_.pod, open_.boot_id) == (RELOAD, now.pod, now.boot_id)
@@ -275,10 +283,13 @@ def test_no_sequence_of_failures_passes_a_limit(wedges: list[tuple[tuple[str, ..
 
 def test_an_approval_comes_back_only_for_the_wedge_that_it_was_for() -> None:
     taken = attempt(RESET, outcome=None, closed=False, started=False, approved=True)
-    assert given_back(facts(), taken).annotations == {KEYS.approve_recovery: "reset"}
-    assert given_back(facts(is_wedged=False), taken).is_empty
-    assert given_back(facts(), replace(taken, boot_id="old")).is_empty
-    assert given_back(facts(), replace(taken, approved=False)).is_empty
+    note = granted(facts(), taken).annotations[KEYS.recovery]
+    there = facts(node=node({}, annotations={KEYS.recovery: note or ""}))
+    assert given_back(there, taken).annotations == {KEYS.approve_recovery: "reset"}
+    assert given_back(facts(), taken).is_empty  # the grant has not reached the Node
+    assert given_back(replace(there, is_wedged=False), taken).is_empty
+    assert given_back(there, replace(taken, boot_id="old")).is_empty
+    assert given_back(there, replace(taken, approved=False)).is_empty
 
 
 def test_an_approval_does_not_outlast_its_wedge() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from driver_manager.domain.health.watch import WedgeSeen
 from driver_manager.domain.profile import RecoveryStep
 from driver_manager.domain.reboot.state import SlotHolder, Slots
 from tests.support.fakes.cluster import Tenant
@@ -221,6 +222,192 @@ def test_the_reboot_that_follows_is_the_rebooters_and_no_marker_is_written_befor
         assert "reload.failed" not in node.steps
     assert node.steps == ["reset.failed", "reset.failed"] or node.marker is None
     assert "waits for approval" in node.note
+
+
+# what ends, changes or jumps in the middle
+
+
+def until(node: RecoveryWorld, is_so: Callable[[], object]) -> None:
+    for _ in range(30):
+        if is_so():
+            return
+        node.turn()
+    raise AssertionError(node.note)
+
+
+def killed(node: RecoveryWorld, effect: str, **fields: bool) -> None:
+    """The child is killed at its next `effect`."""
+    node.kills_child = True
+    count = node.killer.calls.count(effect)
+    node.killer.at(effect, node.killer.die, **fields)
+    until(node, lambda: node.killer.calls.count(effect) > count)
+
+
+@pytest.mark.parametrize("is_well", [True, False])
+def test_a_slot_without_a_grant_is_released_once_the_step_has_to_wait(is_well: bool) -> None:
+    node = world("reset")
+    killed(node, "lease", after=True)
+    assert node.shelves[RecoveryStep.RESET].slots.holders
+    if is_well:
+        node.fault = ""
+    else:
+        node.cluster.edit(annotations={KEYS.journal: "{}"})
+    node.play(4)
+    assert (node.resets, node.shelves[RecoveryStep.RESET].slots.holders) == ([], ())
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_clock_that_jumps_makes_no_step_fail(days: int) -> None:
+    node = world("reset", users=("process 7",), auto=frozenset({RecoveryStep.RESET}))
+    node.play(6)
+    node.auto, node.users = STEPS, ()
+    now = node.clock.wall
+    node.clock.wall = lambda: now() + days * 86_400  # type: ignore[method-assign]
+    node.play(10)
+    assert node.steps == ["reset.healed"]
+
+
+@pytest.mark.parametrize("is_reboot", [True, False])
+def test_a_step_of_an_earlier_boot_or_of_a_lost_record_is_ended(is_reboot: bool) -> None:
+    node = world("reset")
+    until(node, lambda: node.resets)
+    if is_reboot:
+        node.reboot()
+        node.start_driver()
+    else:
+        node.files["record"] = "garbage"
+        node.start()
+    node.play(8)
+    assert node.steps == ["reset.failed" if is_reboot else "reset.healed"]
+    node.check_clean()
+
+
+def test_a_start_asks_the_api_server_nothing_where_every_step_has_ended() -> None:
+    node = world("reset")
+    node.play(20)
+    node.start()
+    calls = len(node.killer.calls)
+    node.play(3)
+    assert "node" not in node.killer.calls[calls:]
+
+
+@pytest.mark.parametrize("is_granted", [True, False])
+def test_an_approval_outlasts_a_run_that_ends_with_the_same_wedge(is_granted: bool) -> None:
+    node = world("reset", auto=frozenset(), users=() if is_granted else ("process 7",))
+    node.play(5)
+    node.cluster.edit(annotations={KEYS.approve_recovery: "reset"})
+    if is_granted:
+        killed(node, "patch", after=True)
+        assert KEYS.approve_recovery not in node.node_annotations
+    node.is_reconciling = True
+    node.play(2)
+    assert node.node_annotations[KEYS.approve_recovery] == "reset"
+    assert node.shelves[RecoveryStep.RESET].slots.holders == ()
+    node.is_reconciling, node.users = False, ()
+    node.play(8)
+    assert node.steps == ["reset.healed"]
+    node.check_clean()
+
+
+CHANGED: dict[str, Callable[[RecoveryWorld], object]] = {
+    "another driver was loaded": lambda node: setattr(node, "loads", 7),
+    "it is not approved any more": lambda node: setattr(node, "auto", frozenset()),
+    "other devices are sick now": lambda node: setattr(node, "sick", 0),
+}
+
+
+@pytest.mark.parametrize("why", CHANGED)
+def test_a_step_that_was_granted_for_other_facts_is_not_begun(why: str) -> None:
+    node = world("reset", kills_child=True)
+    node.killer.at("lease", lambda: node.killer.at("patch", node.killer.die, after=True), after=True)
+    until(node, lambda: node.record.open)
+    assert node.resets == []
+    CHANGED[why](node)
+    node.turn()
+    assert f"the reset is not done: {why}" in node.reporter.infos
+
+
+def test_an_approval_that_was_withdrawn_before_its_grant_is_not_restored() -> None:
+    node = world("reset", auto=frozenset())
+    node.play(5)
+    node.cluster.edit(annotations={KEYS.approve_recovery: "reset"})
+    killed(node, "patch")
+    assert node.record.open is not None
+    node.cluster.edit(annotations={KEYS.approve_recovery: None})
+    node.play(5)
+    assert (node.resets, node.record.attempts) == ([], ())
+    assert KEYS.approve_recovery not in node.node_annotations
+
+
+def test_an_approval_of_the_next_step_is_kept_while_one_is_under_way() -> None:
+    node = world("reload", auto=frozenset())
+    node.play(5)
+    node.cluster.edit(annotations={KEYS.approve_recovery: "reload"})
+    killed(node, "evict")
+    node.cluster.edit(annotations={KEYS.approve_recovery: "reboot"})
+    node.turn()
+    node.turn()
+    assert node.cluster.evicted
+    assert node.node_annotations[KEYS.approve_recovery] == "reboot"
+
+
+def test_a_process_that_was_suspended_begins_no_step_without_a_new_sample() -> None:
+    node = world("reset")
+    node.killer.at("lease", lambda: node.clock.sleep(600.0), after=True)
+    until(node, lambda: node.shelves[RecoveryStep.RESET].slots.holders)
+    assert (node.resets, node.steps) == ([], ["reset.open"])
+    node.play(8)
+    assert node.steps == ["reset.healed"]
+
+
+def test_a_step_that_failed_at_once_is_followed_by_a_sample_before_the_next_one() -> None:
+    node = world(NEVER, fails_to_reset=True)
+    until(node, lambda: node.steps)
+    assert node.steps == ["reset.failed"]
+    node.turn()
+    assert node.steps == ["reset.failed"] * 2
+
+
+def test_two_processes_do_not_take_turns_at_once() -> None:
+    node = world("reset")
+    node.is_in_turn = True
+    node.play(8)
+    assert (node.steps, "slots" in node.killer.calls) == ([], False)
+    assert "another process recovers the driver" in node.watch.report.history.recovery.reason
+
+
+@pytest.mark.parametrize("is_unknown", [True, False])
+def test_a_step_without_proof_of_success_ends_and_is_followed_by_none(is_unknown: bool) -> None:
+    node = world("reset")
+    until(node, lambda: node.resets)
+    if is_unknown:
+        node.is_unknown = True
+    else:
+        node.missing = 1
+    node.play(12)
+    assert node.steps == ["reset.failed"]
+    assert [shelf.slots.holders for shelf in node.shelves.values()] == [()] * 3
+    assert len(node.resets) == 1
+
+
+def test_a_reload_needs_the_pod_of_a_daemon_set_and_a_known_driver() -> None:
+    node = world("reload", auto=frozenset({RecoveryStep.RELOAD}))
+    node.cluster.listed = {node.pod_uid: replace(node.cluster.listed[node.pod_uid], owner_kind="")}
+    node.play(8)
+    assert "not a pod of a DaemonSet" in node.note
+    answer = node.recover(WedgeSeen(is_wedged=True, since_s=1))
+    assert answer.recovery.reason == "it is unknown which driver is loaded"
+    assert node.pods == 1
+
+
+def test_a_record_that_cannot_be_read_costs_no_request() -> None:
+    node = world("reset")
+    node.disk = "garbage"
+    node.play(6)
+    count = node.killer.calls.count("node")
+    node.play(5)
+    assert (node.resets, node.killer.calls.count("node")) == ([], count)
+    assert "the record of recoveries cannot be read" in node.watch.report.history.recovery.reason
 
 
 # the kill sweep
