@@ -26,7 +26,9 @@ from tests.support.fakes.recovery_world import KEYS, NVIDIA, RecoveryWorld
 Change = Callable[[RecoveryWorld], object]
 OTHERS = Slots((SlotHolder("node-2", "uid-2", "boot-9"),))
 NOTHING = RecoveryFacts(NVIDIA, "boot-1", 1e9, 100.0)
-OF_ANOTHER_BOOT = RecoveryRecord((RecoveryAttempt(RecoveryStep.RESET, "boot-0", 10**9, 100.0),))
+OF_ANOTHER_BOOT, OF_ANOTHER_LOAD = (
+    RecoveryRecord((RecoveryAttempt(RecoveryStep.RESET, boot, 10**9, 100.0, load="7"),)) for boot in ("boot-0", "boot-1")
+)
 
 
 def _without_reboot(world: RecoveryWorld) -> None:
@@ -71,6 +73,7 @@ def seen() -> Seen:
     there = replace(NOTHING, node=node({}))
     found.decide(RecoveryRecord(), there)
     found.decide(OF_ANOTHER_BOOT, replace(there, is_wedged=True))
+    found.decide(OF_ANOTHER_LOAD, replace(there, is_wedged=True))
     announced = RecoveryRecord(announced=(f"{there.wedge}-reload",))
     found.decide(announced, replace(there, is_wedged=True, auto=frozenset({RecoveryStep.RELOAD})))
     return found
