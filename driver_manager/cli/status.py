@@ -132,7 +132,7 @@ def gather(
 ) -> tuple[StatusFacts, Json | None]:
     """All facts, and the JSON form of the reboots. Raises ManagerError if neither the Node nor the host can be read.
 
-    `probes`: take a sample of the devices' health now. `from_afar`: the host may be another one than the node's, and
+    `probes`: take a sample of the devices' health now. `from_afar`: this host may not be the node's, and
     the Node has to be read.
     """
     missing = PartialRead(log_form(values).place)
