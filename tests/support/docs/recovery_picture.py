@@ -27,7 +27,8 @@ Change = Callable[[RecoveryWorld], object]
 OTHERS = Slots((SlotHolder("node-2", "uid-2", "boot-9"),))
 NOTHING = RecoveryFacts(NVIDIA, "boot-1", 1e9, 100.0)
 OF_ANOTHER_BOOT, OF_ANOTHER_LOAD = (
-    RecoveryRecord((RecoveryAttempt(RecoveryStep.RESET, boot, 10**9, 100.0, load="7"),)) for boot in ("boot-0", "boot-1")
+    RecoveryRecord((RecoveryAttempt(RecoveryStep.RESET, boot, 10**9, 100.0, load="7"),))
+    for boot in ("boot-0", "boot-1")
 )
 
 

@@ -77,7 +77,7 @@ def with_value(shipped: str, key: Key, value: Any) -> str:
             at[table.removesuffix("[]")] = [entry]
             at = entry
         else:
-            at = at.setdefault(table, {"tool": "t"} if table == "probe" else {})
+            at = at.setdefault(table, {"probe": {"tool": "t"}, "reset": {"args": ["-r"]}}.get(table, {}))
     at[name] = value
     return "\n".join(f"{one} = {toml(inner)}" for one, inner in body.items())
 
@@ -235,6 +235,7 @@ TELLING: tuple[Any, ...] = (
         ["0c0f"],
         "lost",
         ["/run/xyz"],
+        ["reboot"],
     ),
 )
 """For each key of a profile, one of these is another value that is right."""
@@ -249,8 +250,9 @@ SILENT = re.compile(
 
 @pytest.mark.parametrize("key", [key for key in KEYS if not SILENT.match(key.path)], ids=lambda key: key.path)
 def test_two_profiles_that_differ_in_one_key_do_not_mean_the_same(key: Key) -> None:
-    before = profiles.parse(SHIPPED["rebellions"], "x")
-    read_again = (read(with_value("rebellions", key, value)).profile for value in TELLING)
+    vendor = "nvidia" if key.path.startswith("reset.") else "rebellions"
+    before = profiles.parse(SHIPPED[vendor], "x")
+    read_again = (read(with_value(vendor, key, value)).profile for value in TELLING)
     other = next(found for found in read_again if found is not None and found != before)
     assert meaning(other) != meaning(before)
 
