@@ -12,7 +12,7 @@ from driver_manager.adapters.kube.api import KubeApi, unexpired
 from driver_manager.adapters.kube.fleet import pages
 from driver_manager.adapters.kube.objects import as_node, understood
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.adapters.report.log import columns_of
+from driver_manager.adapters.report.log import LogReporter, columns_of
 from driver_manager.cli.options import distance, in_form, put, styled, table
 from driver_manager.cli.session import connection, log_form, named_profile
 from driver_manager.core.fleet_ports import FactKind, Subject
@@ -43,16 +43,27 @@ MOST_REASON = 600
 
 def show_cluster(values: Values, output: str) -> int:
     """Print all nodes that have a profile. Raises ManagerError."""
-    named, known = named_profile(values)
     clock = SystemClock()
     clock.install()
-    log, timeout_s, now_s = log_form(values).reporter(clock.wall), values[settings.API_TIMEOUT], clock.wall()
-    budget_s = settings.BY_HAND_API_TIMEOUT_S if timeout_s is None else timeout_s
-    api = KubeApi(connection(values), clock, log, budget_s)
-    wanted = known if named is None else {named.name: named}
-    found = sorted(unexpired(lambda: [*_overviews(api, wanted, now_s)], "list nodes"), key=lambda one: one.rank)
-    put(in_form(output, _body(found), lambda words: cluster_text(words, now_s)))
+    now_s = clock.wall()
+    body = cluster_body(open_api(values, clock, log_form(values).reporter(clock.wall)), values, now_s)
+    put(in_form(output, body, lambda words: cluster_text(words, now_s)))
     return ExitCode.DONE
+
+
+def open_api(values: Values, clock: SystemClock, log: LogReporter) -> KubeApi:
+    """The API server, for a command that changes nothing. Raises ConfigError."""
+    timeout_s = values[settings.API_TIMEOUT]
+    budget_s = settings.BY_HAND_API_TIMEOUT_S if timeout_s is None else timeout_s
+    return KubeApi(connection(values), clock, log, budget_s)
+
+
+def cluster_body(api: KubeApi, values: Values, now_s: float) -> Json:
+    """The JSON form of all nodes that have a profile; `now_s` is in seconds since the epoch. Raises ManagerError."""
+    named, known = named_profile(values)
+    wanted = known if named is None else {named.name: named}
+    found = unexpired(lambda: [*_overviews(api, wanted, now_s)], "list nodes")
+    return _body(sorted(found, key=lambda one: one.rank))
 
 
 def _overviews(api: KubeApi, wanted: Mapping[str, Profile], now_s: float) -> Iterator[NodeOverview]:

@@ -50,7 +50,7 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PreflightFailed, at_place
 from driver_manager.domain.host import Host
 from driver_manager.domain.node import Pod
-from driver_manager.domain.observation import Loader, Mode, Policy
+from driver_manager.domain.observation import Loader, Mode, Observation, Policy
 from driver_manager.domain.outage import NodeEnd, Outage, expected
 from driver_manager.domain.pods.workloads import ClientRules
 from driver_manager.domain.profile import Profile
@@ -265,17 +265,33 @@ def _show_plan(values: Values, mode: Mode, output: str) -> int:
 
 def _shown(found: Forecast, window: Outage | None, output: str, reason: str = "") -> int:
     """Print the forecast; exit code 0. Raises its error, with which the JSON form is printed."""
+    body, error = _body(found, window, reason), found.error
+    if error is None or output == "text":
+        put(in_form(output, {"schemaVersion": schemas.VERSION, **body}, lambda _: _text(found, window)))
+    if error is not None:
+        raise error
+    return ExitCode.DONE
+
+
+def _body(found: Forecast, window: Outage | None, reason: str) -> dict[str, Any]:
+    """The JSON form of the forecast, which its error gets too."""
     planned, error = found.plan, found.error
     body: dict[str, Any] = {"decision": None, "reason": reason, "steps": [], "workloads": [], "warnings": []}
     body |= planned.to_json() if planned is not None else {}
     body |= {"window": window.to_json() if window else None, "checks": [asdict(check) for check in found.checks]}
     if error is not None:
         error.facts = {**body, **error.facts}
-    if error is None or output == "text":
-        put(in_form(output, {"schemaVersion": schemas.VERSION, **body}, lambda _: _text(found, window)))
-    if error is not None:
-        raise error
-    return ExitCode.DONE
+    return body
+
+
+def plan_text(session: Session, obs: Observation, wanted: Policy) -> str:
+    """What `plan` prints for these facts, with the error of the run at its end."""
+    found = forecast(session.ports(), obs, session.profile, wanted)
+    window = _expected_window(session, found.plan) if found.plan is not None else None
+    _body(found, window, "")
+    error = found.error
+    ends = [f"exit {error.exit_code.value}: {sentences(error.what, error.remedy)}"] if error is not None else []
+    return "\n".join([_text(found, window), *map(one_line, ends)])
 
 
 def _text(found: Forecast, window: Outage | None) -> str:

@@ -128,18 +128,13 @@ PROBE_S = 60.0
 
 
 def gather(
-    values: Values, policies: Mapping[Mode, Policy], *, probes: bool, from_afar: bool
+    session: Session, missing: PartialRead, policies: Mapping[Mode, Policy], *, probes: bool, from_afar: bool = False
 ) -> tuple[StatusFacts, Json | None]:
     """All facts, and the JSON form of the reboots. Raises ManagerError if neither the Node nor the host can be read.
 
     `probes`: take a sample of the devices' health now. `from_afar`: this host may not be the node's, and
     the Node has to be read.
     """
-    missing = PartialRead(log_form(values).place)
-    session = missing.session(values)
-    unread = missing.first()
-    if from_afar and unread is not None:
-        raise unread
     known = session.profile.passthrough
     if known is not None and known.is_wanted(session.node.labels):
         session.mode = Mode.VFIO
@@ -433,6 +428,37 @@ def _next(verdict: Plan | ManagerError) -> Json:
     }
 
 
+def status_body(facts: StatusFacts, reboot: Json | None) -> Json:
+    """The JSON form of all facts."""
+    obs, profile, first = facts.obs, facts.profile, headline(facts)
+    recorded = obs.host.digest if obs.host else None
+    unread_host = facts.missing.get(ObservedPart.HOST)
+    no_host = {"problem": OFF_NODE if unread_host in (None, OFF_HOST) else unread_host.what}
+    return {
+        "schemaVersion": schemas.VERSION,
+        "state": first.state.value if first.state is not None else None,
+        "since": first.since or None,
+        "why": first.why,
+        "attention": as_json(attention(facts, first)),
+        "health": _health(facts),
+        "recovery": _recovery(facts),
+        "lastRun": _last_run(facts.outcome),
+        "node": obs.node.name,
+        "profile": profile.name,
+        "mode": facts.mode.value,
+        "driverLoad": facts.loader.value,
+        "labels": _labels(obs, profile),
+        "cordon": _cordon(obs.node, profile) if facts.has_node else None,
+        "journal": _journal(facts),
+        "operands": None if ObservedPart.PODS in facts.missing else _operands(obs, profile),
+        "generation": _generation(facts.clients),
+        "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": recorded},
+        "host": _host(obs.host, profile, facts.group_holders) if obs.host else no_host,
+        "reboot": reboot,
+        "next": _next(facts.verdict),
+    }
+
+
 # The text form: headline, what needs attention, devices, last run, journal, and the rest.
 
 WIDTH = 9
@@ -662,35 +688,12 @@ def status_command(*, node: str, probe: bool, is_of_all: bool, output: str, valu
         return show_cluster(values, output)
     policies = {mode: policy_for(values, mode) for mode in Mode}  # invalid options fail before any request
     values = values.having(settings.NODE_NAME, node) if node else values
-    facts, reboot = gather(values, policies, probes=probe, from_afar=bool(node))
-    obs, profile, first = facts.obs, facts.profile, headline(facts)
-    recorded = obs.host.digest if obs.host else None
-    unread_host = facts.missing.get(ObservedPart.HOST)
-    no_host = {"problem": OFF_NODE if unread_host in (None, OFF_HOST) else unread_host.what}
-    body = {
-        "schemaVersion": schemas.VERSION,
-        "state": first.state.value if first.state is not None else None,
-        "since": first.since or None,
-        "why": first.why,
-        "attention": as_json(attention(facts, first)),
-        "health": _health(facts),
-        "recovery": _recovery(facts),
-        "lastRun": _last_run(facts.outcome),
-        "node": obs.node.name,
-        "profile": profile.name,
-        "mode": facts.mode.value,
-        "driverLoad": facts.loader.value,
-        "labels": _labels(obs, profile),
-        "cordon": _cordon(obs.node, profile) if facts.has_node else None,
-        "journal": _journal(facts),
-        "operands": None if ObservedPart.PODS in facts.missing else _operands(obs, profile),
-        "generation": _generation(facts.clients),
-        "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": recorded},
-        "host": _host(obs.host, profile, facts.group_holders) if obs.host else no_host,
-        "reboot": reboot,
-        "next": _next(facts.verdict),
-    }
-    put(in_form(output, body, lambda words: status_text(words, facts.now_s)))
+    missing = PartialRead(log_form(values).place)
+    session, unread = missing.session(values), missing.first()
+    if node and unread is not None:  # the host may be another one
+        raise unread
+    facts, reboot = gather(session, missing, policies, probes=probe, from_afar=bool(node))
+    put(in_form(output, status_body(facts, reboot), lambda words: status_text(words, facts.now_s)))
     unread = facts.why_no_node
     if unread is None:
         return ExitCode.DONE
