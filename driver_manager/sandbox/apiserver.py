@@ -66,7 +66,7 @@ KINDS: dict[str, ResourceKind] = {
     for kind in (
         ResourceKind("nodes", "Node", "", "no", ("status",), namespaced=False),
         ResourceKind("namespaces", "Namespace", "", "ns", namespaced=False),
-        ResourceKind("pods", "Pod", "", "po", ("status", "eviction")),
+        ResourceKind("pods", "Pod", "", "po", ("status", "eviction", "log")),
         ResourceKind("events", "Event", "", "ev"),
         ResourceKind("daemonsets", "DaemonSet", "apps", "ds", ("status",), counts_specs=True),
         ResourceKind("controllerrevisions", "ControllerRevision", "apps"),
@@ -932,6 +932,8 @@ class _Handler(BaseHTTPRequestHandler):
             request = replace(request, content_type=self.headers.get_content_type(), body=_parsed(raw))
             if request.verb == "watch":
                 return self._stream(api.watch(request), request)
+            if request.resource == "pods/log":
+                return self._reply(200, api.log(request), request)
             code, body = api.answer(request)
             if self.command == "GET" and "as=Table" in self.headers.get("Accept", "").partition(",")[0]:
                 body = printed_table(request.kind, body)
@@ -1079,7 +1081,8 @@ class ApiServer:
     """An API server on 127.0.0.1 during its `with` block.
 
     `tokens` maps bearer tokens to user names (default: one random token for the user `sandbox`). `deny` may change at
-    any time; access reviews use it. `requests` gets a record for each request except those to open paths.
+    any time; access reviews use it. `requests` gets a record for each request except those to open paths. `logs` are
+    those of containers, by pod, container, and True for the previous one.
     """
 
     def __init__(self, store: Store, *, tokens: Mapping[str, str] | None = None, deny: Iterable[Deny] = ()) -> None:
@@ -1087,6 +1090,7 @@ class ApiServer:
         self.tokens = dict(tokens) if tokens is not None else {secrets.token_urlsafe(16): "sandbox"}
         self.deny = list(deny)
         self.requests: list[RequestRecord] = []
+        self.logs: dict[tuple[str, str, bool], str] = {}
         self.stopping = threading.Event()
 
     def __enter__(self) -> Self:
@@ -1153,6 +1157,16 @@ class ApiServer:
             case "delete", "":
                 return 200, self._delete(request, request.body)
         raise ApiError(405, "MethodNotAllowed", NOT_ALLOWED)
+
+    def log(self, request: SandboxRequest) -> str:
+        """The last `tailLines` of a log. Raises ApiError 400 without one, as of a container that has not started."""
+        self.store.get("pods", request.name, request.namespace)
+        container, is_previous = request.option("container"), request.option("previous") == "true"
+        text = self.logs.get((request.name, container, is_previous))
+        if text is None:
+            what = "previous terminated container" if is_previous else "container"
+            raise ApiError(400, "BadRequest", f'{what} "{container}" in pod "{request.name}" is not found or waiting')
+        return "".join(text.splitlines(keepends=True)[-int(request.option("tailLines") or 0) :])
 
     def _create(self, request: SandboxRequest) -> Obj:
         body: Obj = request.body
