@@ -112,6 +112,7 @@ COMMANDS = {
     "restore": ("driver_manager.cli.by_hand", "restore_command"),
     "health-watch": ("driver_manager.cli.health_watch", "health_watch_command"),
     "rollout": ("driver_manager.cli.rollout_verbs", "rollout_group"),
+    "collect": ("driver_manager.cli.collect", "collect_command"),
     "profile": ("driver_manager.cli.by_hand", "profile_group"),
     "sandbox": ("driver_manager.cli.sandbox", "sandbox_command"),
     "completion": ("driver_manager.cli.main", "completion_command"),

@@ -22,7 +22,7 @@ TESTS = Path(__file__).parents[1]
 
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
-MODULES = 124
+MODULES = 125
 PACKAGE_LINES = 46_200
 TEST_LINES = 87_800
 

@@ -37,12 +37,14 @@ def save_evidence(roots: HostRoots, folder: str, name: str, lines: Iterable[str]
 
 def _remove_old(files: HostFiles, folder: str) -> None:
     """Remove all but the newest files, by the time in their names."""
-    names = sorted(
-        (name for name in files.names(folder) if name[:1].isdigit()),
-        key=lambda name: (len(name.partition("-")[0]), name),
-    )
-    for name in names[:-EVIDENCE_KEPT]:
+    for name in _by_age(files, folder)[:-EVIDENCE_KEPT]:
         files.remove(f"{folder}/{name}")
+
+
+def _by_age(files: HostFiles, folder: str) -> list[str]:
+    """The names of the files of evidence, the oldest first. Raises OSError."""
+    names = (name for name in files.names(folder) if name[:1].isdigit())
+    return sorted(names, key=lambda name: (len(name.partition("-")[0]), name))
 
 
 def holders_within(roots: HostRoots, patterns: tuple[str, ...], timeout_s: float) -> list[str]:
@@ -57,13 +59,35 @@ def holders_within(roots: HostRoots, patterns: tuple[str, ...], timeout_s: float
 def kernel_log(roots: HostRoots) -> list[str]:
     """The last lines of the kernel's log, or why it cannot be read."""
     try:
-        return list(deque(_kernel_records(roots.dev / "kmsg"), KERNEL_LINES))
+        return list(deque((line for _, line in _kernel_records(roots.dev / "kmsg")), KERNEL_LINES))
     except OSError as error:
         return [f"cannot be read: {error.strerror}"]
 
 
-def _kernel_records(path: Path) -> Iterator[str]:
-    """The records of /dev/kmsg (ABI/testing/dev-kmsg), without waiting for more. Raises OSError."""
+def kernel_lines_with(roots: HostRoots, words: Iterable[str]) -> list[str]:
+    """The last lines of the kernel's log with one of `words`, each with its second since boot. Raises OSError."""
+    wanted = tuple(word.lower() for word in words if word)
+    found = (
+        f"[{seconds:.6f}] {line}"
+        for seconds, line in _kernel_records(roots.dev / "kmsg")
+        if any(word in line.lower() for word in wanted)
+    )
+    return list(deque(found, KERNEL_LINES))
+
+
+def newest_evidence(files: HostFiles, folder: str, most: int) -> list[str]:
+    """The names of the newest files in `folder`, the newest first; empty if it is missing. Raises OSError."""
+    try:
+        return _by_age(files, folder)[::-1][:most]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _kernel_records(path: Path) -> Iterator[tuple[float, str]]:
+    """The records of /dev/kmsg (ABI/testing/dev-kmsg) with their seconds since boot, without waiting for more.
+
+    Raises OSError.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         for _ in range(KERNEL_RECORDS):
@@ -75,6 +99,8 @@ def _kernel_records(path: Path) -> Iterator[str]:
                 continue
             if not raw:
                 return
-            yield raw.decode(errors="replace").partition(";")[2].partition("\n")[0]
+            before, _, text = raw.decode(errors="replace").partition(";")
+            microseconds = [*before.split(","), "", "", ""][2]
+            yield int(microseconds) / 1e6 if microseconds.isdecimal() else 0.0, text.partition("\n")[0]
     finally:
         os.close(descriptor)

@@ -23,7 +23,7 @@ from tests.support.fakes.schemas import conforms
 LOOPS = ("health-watch", "rebooter")
 """They print nothing but their log."""
 
-APART = ("sandbox", "completion", "rollout", "stage", "profile", "upgrade", *LOOPS)
+APART = ("sandbox", "completion", "rollout", "stage", "profile", "upgrade", "collect", *LOOPS)
 NODE_COMMANDS = [name for name in COMMANDS if name not in APART]
 """Those that ask the API server and print."""
 

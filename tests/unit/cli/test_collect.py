@@ -1,0 +1,345 @@
+"""`collect`: what is in the archive, what is not, and what happens where a part cannot be read."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import socket
+import tarfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager.cli import collect
+from driver_manager.cli import session as wiring
+from driver_manager.cli.main import run
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.fleet.spec import APPROVED, PLURAL
+from driver_manager.domain.profile import RUN_RECORD
+from driver_manager.domain.redaction import REDACTED, redacted, redacted_values
+from driver_manager.sandbox.apiserver import Deny, apply_merge_patch
+from driver_manager.sandbox.cluster import NODE
+from tests.support.fakes.sandboxed import ByHand, by_hand
+
+SPOKEN = "geheim-4711"
+TOKEN = "eyJhbGciOiJSUzI1NiIsImtpZCI6Ik5vIn0.eyJzdWIiOiJzeXN0ZW06c2EifQ.c2lnbmF0dXJl-of_it"
+BLOB = base64.b64encode(bytes(range(7, 120))).decode()
+PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{BLOB[:64]}\n{BLOB[64:128]}\nshort4712==\n-----END RSA PRIVATE KEY-----"
+SECRETS = (SPOKEN, TOKEN, BLOB[:64], BLOB[64:128], "short4712", "c2lnbmF0dXJl-of_it")
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+LINES = f"loading\nAuthorization: Bearer {SPOKEN}-xyz\n{PEM}\nsa {TOKEN}\npassword={SPOKEN} of https://u:{SPOKEN}@h/x\nend\n"
+
+
+class Archive:
+    """The texts of an archive by name, without its folder."""
+
+    def __init__(self, data: bytes) -> None:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
+            members = tar.getmembers()
+            assert {one.mode for one in members} == {0o600}
+            self.folder = members[0].name.partition("/")[0]
+            texts = {one.name: tar.extractfile(one) for one in members}
+            self.texts = {
+                name.removeprefix(f"{self.folder}/"): file.read().decode() for name, file in texts.items() if file
+            }
+        self.manifest = json.loads(self.texts["manifest.json"])
+        self.left = {one["name"]: one["reason"] for one in self.manifest["notCollected"]}
+        wanted = [(one["name"], one["bytes"]) for one in self.manifest["files"]]
+        assert wanted == [(name, len(text.encode())) for name, text in self.texts.items() if name != "manifest.json"]
+
+    def __getitem__(self, name: str) -> Any:
+        return json.loads(self.texts[name])
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ByHand, None, None]:
+    """A node as a person meets it in a debug pod."""
+    with by_hand(tmp_path) as found:
+        monkeypatch.setattr(wiring, "CONTAINER_HOST_ROOT", found.tree.root)
+        monkeypatch.setattr(socket, "gethostname", lambda: NODE)
+        for name, value in {"HOME": str(tmp_path), "KUBECONFIG": str(found.kubeconfig), "LOG_FORMAT": "text"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(tmp_path)
+        yield found
+
+
+def collected(*words: str) -> Archive:
+    """The archive of a command that ends well and writes one file, for its owner only."""
+    before = set(Path.cwd().iterdir())
+    assert run(["collect", *words]) == ExitCode.DONE
+    (file,) = set(Path.cwd().iterdir()) - before
+    assert file.stat().st_mode & 0o777 == 0o600
+    found = Archive(file.read_bytes())
+    assert file.name == f"{found.folder}.tar.gz"
+    file.unlink()
+    return found
+
+
+def merge(node: ByHand, plural: str, name: str, namespace: str = "", **parts: Any) -> None:
+    node.cluster.store.patch(plural, name, lambda there: apply_merge_patch(there, parts), namespace=namespace)
+
+
+def put(node: ByHand, path: str, text: str) -> None:
+    file = node.tree.root / path.lstrip("/")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def pod_and_logs(node: ByHand, text: str) -> str:
+    """The driver pod, whose init container was restarted; its logs have `text`."""
+    pod = node.cluster.driver_pod()
+    ended = {"terminated": {"exitCode": 3, "message": f"exit 3: token: {SPOKEN}"}}
+    states = [{"name": "k8s-driver-manager", "restartCount": 1, "lastState": ended}]
+    status = {"initContainerStatuses": states}
+    node.cluster.store.merge("pods", pod, {"status": status}, namespace=node.cluster.namespace, status=True)
+    for is_previous in (False, True):
+        node.cluster.server.logs[pod, "k8s-driver-manager", is_previous] = text
+    return pod
+
+
+def plant(node: ByHand) -> str:
+    """Put secrets wherever a report looks; the driver pod."""
+    profile, namespace = node.tree.profile, node.cluster.namespace
+    applied = {"kubectl.kubernetes.io/last-applied-configuration": SPOKEN, "example.com/note": SPOKEN}
+    journal = json.dumps({"v": 1, "note": TOKEN})
+    notes = {"annotations": applied}
+    merge(node, "nodes", NODE, metadata={"annotations": {**applied, profile.keys.journal: journal}})
+    variables: list[dict[str, Any]] = [
+        {"name": "NGC_KEY", "value": SPOKEN},
+        {"name": "DRIVER_ROOT", "value": "/opt/driver"},
+    ]
+    variables.append({"name": "REBOOT_COMMAND", "value": f"reboot --token {SPOKEN}"})
+    variables.append({"name": "FROM", "valueFrom": {"secretKeyRef": {"name": SPOKEN, "key": "k"}}})
+    args = ["reconcile-driver-state", f"--password={SPOKEN}"]
+    run_of = {"name": "k8s-driver-manager", "args": args, "env": variables}
+    other = {"name": "main", "image": "x", "args": [SPOKEN], "env": variables[:1]}
+    volumes = [{"name": "v", "secret": {"secretName": SPOKEN}}, {"name": "h", "hostPath": {"path": "/run/x"}}]
+    spec = {"initContainers": [run_of], "containers": [other], "volumes": volumes}
+    pod = pod_and_logs(node, LINES)
+    merge(node, "pods", pod, namespace, metadata=notes, spec=spec)
+    template = {"metadata": notes, "spec": spec}
+    merge(node, "daemonsets", "rbln-driver", namespace, metadata=notes, spec={"template": template})
+    about = {"kind": "Pod", "name": pod, "namespace": namespace}
+    event = {"metadata": {"name": "e", "namespace": namespace, **notes}, "involvedObject": about, "reason": "Failed"}
+    node.cluster.store.create("events", {**event, "message": f"pull with password: {SPOKEN}"})
+    user = {"metadata": {"name": "user", "namespace": "team", **notes}, "spec": {**spec, "nodeName": NODE}}
+    user["spec"] = {"nodeName": NODE, "containers": [other]}
+    node.cluster.store.create("pods", user)
+    paths = profile.paths
+    for path in (paths.failure_note, f"{paths.evidence}/1700000000-x.txt", paths.recovery_record):
+        put(node, path, LINES)
+    put(node, "/dev/kmsg", f"6,1,1500000,-;rebellions 0000:c1:00.0: key token={SPOKEN}\n")
+    for path in ("/var/run/secrets/kubernetes.io/serviceaccount/token", "/var/lib/kubelet/pods/a/volumes/t/token"):
+        put(node, path, TOKEN)
+    (node.tree.root / profile.paths.owner_note.lstrip("/")).symlink_to("/var/lib/kubelet/pods/a/volumes/t/token")
+    return pod
+
+
+@pytest.mark.submission
+def test_no_planted_secret_is_in_the_archive_and_the_rest_is(node: ByHand) -> None:
+    pod, namespace = plant(node), node.cluster.namespace
+    found = collected()
+    everything = "\n".join(found.texts.values())
+    leaks = [(secret, name) for secret in SECRETS for name, text in found.texts.items() if secret in text]
+    assert leaks == []
+    assert [found[name] for name in found.texts if name.endswith(".json") and not name.startswith("host/")]
+    assert "last-applied" not in everything
+    assert "pods/team/user.json" not in found.texts
+    (container,) = found[f"pods/{namespace}/{pod}.json"]["spec"]["initContainers"]
+    assert container["env"] == [
+        {"name": "NGC_KEY", "value": REDACTED},
+        {"name": "DRIVER_ROOT", "value": "/opt/driver"},
+        {"name": "REBOOT_COMMAND", "value": f"reboot --token {REDACTED}"},
+        {"name": "FROM", "valueFrom": ["secretKeyRef"]},
+    ]
+    for which in ("", ".previous"):
+        lines = found.texts[f"logs/{namespace}/{pod}/k8s-driver-manager{which}.log"].splitlines()
+        assert (lines[0], lines[-1]) == ("loading", "end")
+    assert "rebellions 0000:c1:00.0: key token=REDACTED" in found.texts["kernel.log"]
+
+
+@pytest.mark.submission
+def test_an_archive_of_a_node_has_what_the_commands_print_and_what_they_read(
+    node: ByHand, capfd: pytest.CaptureFixture[str]
+) -> None:
+    paths, namespace = node.tree.profile.paths, node.cluster.namespace
+    pod = pod_and_logs(node, "hello\n")
+    own = f"{paths.run_record('r').rpartition('/')[0]}/{RUN_RECORD}abc.json"
+    for number in range(5):
+        put(node, f"{paths.evidence}/170000000{number}-rebellions-unload.txt", f"evidence {number}\n")
+    for path in (own, paths.health_record, paths.rebooter_record, paths.failure_note, paths.recovery_record):
+        put(node, path, '{"schema": 1}\n')
+    kernel = [f"6,1,{second}000000,-;{text}\n" for second, text in enumerate(("usb 1-1: new", "Rebellions: hello"))]
+    put(node, "/dev/kmsg", kernel[1])
+    for command in ("status", "plan"):
+        run([command])
+    printed = capfd.readouterr().out
+    found = collected()
+    assert found.texts["status.txt"].splitlines()[0] in printed
+    assert found.texts["plan.txt"].splitlines()[-1] in printed
+    assert found["status.json"]["node"] == found["node.json"]["metadata"]["name"] == found.manifest["node"] == NODE
+    assert found["versions.json"]["node"]["kubeletVersion"].startswith("v1.")
+    assert f"logs/{namespace}/{pod}/k8s-driver-manager.previous.log" in found.texts
+    assert f"daemonsets/{namespace}/rbln-driver.json" in found.texts
+    wanted = {own, paths.health_record, paths.rebooter_record, paths.failure_note, paths.recovery_record}
+    assert {f"host{path}" for path in wanted} <= found.texts.keys()
+    assert [text for name, text in found.texts.items() if "evidence" in name] == [f"evidence {n}\n" for n in (4, 3, 2)]
+    assert found.texts["kernel.log"] == "[1.000000] Rebellions: hello\n"
+    assert f"{len(found.manifest['files'])} file(s)" in capfd.readouterr().err
+
+
+REFUSED = {
+    "pods/log": ("logs/rbln-system/{pod}/k8s-driver-manager.log",),
+    "pods": ("pods", "pods of all namespaces"),
+    "events": ("events.jsonl",),
+    "daemonsets": ("daemonsets/rbln-system",),
+    "nodes": ("node.json", "plan.txt"),
+    "driverrollouts": ("rollouts",),
+}
+
+
+@pytest.mark.parametrize("resource", REFUSED)
+def test_a_part_that_is_forbidden_is_named_and_the_others_are_collected(resource: str, node: ByHand) -> None:
+    pod = pod_and_logs(node, "hello\n")
+    node.cluster.server.deny.append(Deny("*", resource))
+    found = collected()
+    names = {name.format(pod=pod) for name in REFUSED[resource]}
+    assert {name: found.left.get(name) for name in names} == dict.fromkeys(names, "forbidden")
+    assert {"status.txt", "status.json", "versions.json"} <= found.texts.keys()
+    assert {name for name, reason in found.left.items() if reason not in ("missing", "forbidden")} == set()
+
+
+@pytest.mark.parametrize("config", ["absent", "silent"])
+def test_without_a_cluster_the_host_is_collected(
+    config: str, node: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(node, node.tree.profile.paths.health_record, '{"schema": 1}')
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        known = json.loads(node.kubeconfig.read_text())
+        known["clusters"][0]["cluster"]["server"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("API_TIMEOUT", "1s")
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / config))
+        if config == "silent":
+            (tmp_path / config).write_text(json.dumps(known))
+        found = collected()
+    assert {"status.txt", f"host{node.tree.profile.paths.health_record}"} <= found.texts.keys()
+    assert found.left["pods"] == {"absent": "unreadable", "silent": "timeout"}[config]
+
+
+def test_a_laptop_collects_a_node_without_its_host_and_a_missing_node_is_an_error(
+    node: ByHand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(wiring, "CONTAINER_HOST_ROOT", tmp_path / "none")
+    pod_and_logs(node, "hello\n")
+    found = collected(NODE)
+    assert found.left["host"] == "missing"
+    assert f"logs/rbln-system/{node.cluster.driver_pod()}/k8s-driver-manager.log" in found.texts
+    assert not [name for name in found.texts if name.startswith("host/") or name == "kernel.log"]
+    assert run(["collect", "node-of-no-one"]) == ExitCode.USAGE
+    assert "does not exist" in capfd.readouterr().err
+    assert not list(tmp_path.glob("*.tar.gz")) + list(tmp_path.glob(".*tar*"))
+
+
+def test_a_cluster_has_its_nodes_rollouts_and_the_logs_of_what_is_not_ready(
+    node: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wiring, "CONTAINER_HOST_ROOT", tmp_path / "none")
+    notes = {"annotations": {APPROVED: "r1", "example.com/x": SPOKEN}}
+    node.cluster.store.create(PLURAL, {"metadata": {"name": "driver", "namespace": "other", **notes}, "spec": {"a": 1}})
+    pod, well = pod_and_logs(node, "hello\n"), {"type": "Ready", "status": "True"}
+    log = f"logs/{node.cluster.namespace}/{pod}/k8s-driver-manager.log"
+    found = collected()
+    assert found.manifest["node"] == "cluster"
+    assert found["status.json"]["total"] == 1
+    assert found["rollouts/other/driver.json"]["metadata"]["annotations"] == {APPROVED: "r1"}
+    assert found.texts[log] == "hello\n"
+    status = {"conditions": [well]}
+    node.cluster.store.merge("pods", pod, {"status": status}, namespace=node.cluster.namespace, status=True)
+    assert log not in collected().texts
+
+
+def test_the_newest_part_of_a_large_log_is_kept_and_the_archive_has_a_limit(
+    node: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "FILE_BYTES", 4000)
+    pod = pod_and_logs(node, "".join(f"line {number}\n" for number in range(1000)))
+    name = f"logs/rbln-system/{pod}/k8s-driver-manager.log"
+    found = collected()
+    lines = found.texts[name].splitlines()
+    assert (lines[-1], len(found.texts[name]) <= 4000, lines[0].startswith("line ")) == ("line 999", True, True)
+    assert [one["cut"] for one in found.manifest["files"] if one["name"] == name] == [True]
+    monkeypatch.setattr(collect, "TOTAL_BYTES", 9000)
+    small = collected()
+    assert sum(len(text) for file, text in small.texts.items() if file != "manifest.json") <= 9000
+    assert "limit" in small.left.values()
+
+
+def test_a_file_that_exists_is_kept_and_standard_output_has_the_whole_archive(
+    node: ByHand, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert run(["collect", "-f", "-"]) == ExitCode.DONE
+    assert Archive(capfdbinary.readouterr().out)["status.json"]["node"] == NODE
+    (tmp_path / "x.tar.gz").write_text("mine")
+    for path, what in (("x.tar.gz", "x.tar.gz exists"), ("none/x", "none/x cannot be written")):
+        assert run(["collect", "--output", path]) == ExitCode.USAGE
+        assert what in capfdbinary.readouterr().err.decode()
+    assert (tmp_path / "x.tar.gz").read_text() == "mine"
+
+
+def test_a_bug_in_one_part_leaves_the_others(node: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "plan_text", lambda *_: 1 / 0)
+    found = collected()
+    assert found.left["plan.txt"] == "error"
+    assert "ZeroDivisionError" in found.texts["manifest.json"]
+    assert "status.txt" in found.texts
+
+
+# Texts
+
+SAME = (
+    f"image {DIGEST} of driver_manager.v1 in /usr/lib/x86_64-linux-gnu/module",
+    "rbln-driver-daemonset-7bx9s is not Ready: token was renewed; password policy",
+    "0000:c1:00.0: 38ca3a0f-f33a-47ad-9862-6564b7c4c785 uid, basic information, bearer of news",
+)
+
+
+@pytest.mark.parametrize("text", SAME)
+def test_words_and_digests_stay(text: str) -> None:
+    assert redacted(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Authorization: Basic {SPOKEN}",
+        f'{{"authorization": "Bearer {SPOKEN}"}}',
+        f"curl -H bearer {SPOKEN}-long",
+        f'"msg": "got \\"api_key\\": \\"{SPOKEN} and more\\""',
+        f"NGC_API_KEY={SPOKEN}",
+        f"client-key-data: {SPOKEN}",
+        f"--db-password {SPOKEN} --x",
+        f"https://user:{SPOKEN}@host/path?token={SPOKEN}&x=1",
+        PEM.replace("\n", "\\n"),
+        PEM.partition("-----END")[0],
+        f"Proc-Type: 4\n{PEM}",
+        TOKEN,
+        f"x={BLOB}",
+    ],
+)
+def test_secrets_in_texts_are_redacted_once(text: str) -> None:
+    found = redacted(text)
+    assert REDACTED in found
+    assert [secret for secret in SECRETS if secret in found] == []
+    assert redacted(found) == found
+
+
+def test_values_of_names_of_secrets_are_redacted() -> None:
+    body = {"apiToken": SPOKEN, "token": True, "list": [{"password": SPOKEN, "name": f"token={SPOKEN}"}]}
+    assert redacted_values(body) == {
+        "apiToken": REDACTED,
+        "token": True,
+        "list": [{"password": REDACTED, "name": f"token={REDACTED}"}],
+    }
