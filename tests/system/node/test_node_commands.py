@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import re
 import shlex
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -63,16 +67,42 @@ def debugging(machine: Machine, words: list[str]) -> Iterator[tuple[str, str]]:
         gone(lambda: machine.api.delete(path, grace_s=0))
 
 
-def test_status_in_a_debug_pod_with_a_kubeconfig_through_a_pipe(drivers: Drivers) -> None:
+@contextmanager
+def debugger(drivers: Drivers) -> Iterator[tuple[str, str]]:
+    """The name of a debug pod that runs, and the kubeconfig that the page pipes into it."""
     (starting,) = re.findall(r"kubectl .*sleep 1h", documented(r"debug node/\$N "))
     with debugging(drivers.machine, words_of(starting)) as (pod, path):
         wait_until(lambda: drivers.api.get(path)["status"]["phase"] == "Running", "the debug pod runs")
-        reading, _, executing = documented(r"^kubectl config view --raw .*exec -i \$D").partition(" | ")
-        given = drivers.machine.kubectl(*words_of(reading)).stdout.replace("127.0.0.1", ADDRESS)
+        reading = documented(r"^kubectl config view --raw .*exec -i \$D").partition(" | ")[0]
+        yield pod, drivers.machine.kubectl(*words_of(reading)).stdout.replace("127.0.0.1", ADDRESS)
+
+
+def test_status_in_a_debug_pod_with_a_kubeconfig_through_a_pipe(drivers: Drivers) -> None:
+    with debugger(drivers) as (pod, given):
+        executing = documented(r"^kubectl config view --raw .*exec -i \$D").partition(" | ")[2]
         words = words_of(executing, debugger=pod)
         done = drivers.machine.kubectl(words[0], words[1], "exec", "-i", *words[3:], given=given)
         assert done.returncode == 0, done.stderr
         assert drivers.version in done.stdout
+
+
+def test_collect_in_a_debug_pod_has_the_logs_of_the_kubelet_and_no_key_of_the_kubeconfig(drivers: Drivers) -> None:
+    with debugger(drivers) as (pod, given):
+        command = f"driver-manager collect {NAME} --kubeconfig=/dev/stdin -f - | base64"
+        done = drivers.machine.kubectl("-n", NAMESPACE, "exec", "-i", pod, "--", "sh", "-c", command, given=given)
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(done.stdout)), mode="r:gz") as tar:
+        files = ((one.name.partition("/")[2], tar.extractfile(one)) for one in tar.getmembers())
+        found = {name: file.read().decode() for name, file in files if file is not None}
+    manifest, driver = json.loads(found["manifest.json"]), drivers.a_pod().name
+    assert [one for one in manifest["notCollected"] if one["reason"] != "missing"] == [], done.stderr
+    assert drivers.version in found["status.txt"]
+    assert found[f"logs/{NAMESPACE}/{driver}/k8s-driver-manager.log"]
+    assert f"logs/{NAMESPACE}/{driver}/health-watch.log" in found
+    assert json.loads(found["versions.json"])["node"]["kubeletVersion"]
+    assert [name for name in found if name.startswith("host/run/")]
+    keys = re.findall(r"(?:key-data|token): (\S+)", given)
+    assert keys
+    assert [name for name, text in found.items() for key in keys if key in text] == []
 
 
 def test_what_a_run_said_last_is_in_the_pods_status(held: Drivers) -> None:
