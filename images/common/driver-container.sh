@@ -86,7 +86,7 @@ main() {
     case ${1:-run} in
         run | ready)
             [ -n "$DRIVER_CONFIG_DIGEST" ] ||
-                fail "DRIVER_CONFIG_DIGEST is not set; set it from the pod's annotation driver-config-digest"
+                fail "DRIVER_CONFIG_DIGEST is not set; set it from the pod's annotation driver-manager.rebellions.ai/driver-config-digest"
             # Split and joined again: names may be on lines of their own.
             case " $(echo $DRIVER_MODULES) " in
                 *" $DRIVER_MODULE "*) ;;

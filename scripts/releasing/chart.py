@@ -35,14 +35,17 @@ OPTIONAL = (
 )
 """The components that no overlay has, in the order in which they are applied."""
 
-VENDOR, NAMESPACE = "at.vendor", "at.namespace"
+VENDOR, NAMESPACE, LABELS, NOTES = "at.vendor", "at.namespace", "at.labels", "at.annotations"
 WORDS = {
+    f"{VENDOR}-driver": '{{ include "driver-manager.fullname" . }}',
     VENDOR: "{{ .Values.vendor }}",
     NAMESPACE: "{{ .Release.Namespace }}",
     "driver-manager:at.tag": '{{ include "driver-manager.image" . }}',
     "driver-manager-sample-driver:at.tag": '{{ include "driver-manager.driverImage" . }}',
 }
 """Placeholders in the objects, and the template expressions that replace them."""
+
+LABELLED = '{{{{- include "driver-manager.labels" . | nindent {} }}}}'
 
 CONTAINERS = {
     "k8s-driver-manager": "manager",
@@ -66,6 +69,9 @@ NO_OPTIONS = (
     *("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "LD_LIBRARY_PATH", "PATH", "SSL_CERT_FILE", "TZ"),
 )
 """Further variables that these containers may have."""
+
+PARTS = {"driver": "", "driver-rebooter": "rebooter", "driver-rollout": "rollout"}
+"""For each workload, the value that has the values of its pods and of its account; "": they are at the top level."""
 
 Source = tuple[str, Json, When]
 """The chart's file for an object, the object or patch, and its condition."""
@@ -99,6 +105,10 @@ def objects() -> dict[str, list[tuple[When, layers.Fields]]]:
         if key in known:
             layers.lay(known[key], body, when)
         else:
+            # The labels of Helm: of the objects, not of their pods.
+            body["metadata"].setdefault("labels", {})[LABELS] = ""
+            if body["kind"] == "ServiceAccount":
+                body["metadata"][NOTES] = PARTS[key[1].removeprefix(f"{VENDOR}-")]
             known[key] = layers.lifted(body)
             made.setdefault(file, []).append((when, known[key]))
     return made
@@ -145,7 +155,7 @@ def _named(bodies: list[Json]) -> list[Json]:
 
 
 def _with_vendor(body: Json) -> Json:
-    """Replace the vendor in DRIVER_PROFILE and in the Lease's name by the placeholder: all have the same value then."""
+    """Replace the vendor in DRIVER_PROFILE and in the names of Lease and accounts: all have the same value then."""
     body = copy.deepcopy(body)
     if body["kind"] == "SecurityContextConstraints":
         body["metadata"].pop("namespace", None)
@@ -153,6 +163,8 @@ def _with_vendor(body: Json) -> Json:
         for one in container.get("env", []):
             if one["name"] == "DRIVER_PROFILE":
                 one["value"] = VENDOR
+    for one in body.get("subjects", []):
+        one["name"] = re.sub(rf"^({'|'.join(OVERLAYS)})-driver", f"{VENDOR}-driver", one["name"])
     for rule in body.get("rules", []) if body["kind"] == "Role" else []:
         if "resourceNames" in rule:
             names = rule["resourceNames"]
@@ -169,9 +181,8 @@ def templates() -> dict[str, str]:
     """The content of each generated file, by its path in the chart. Raises ValueError."""
     files = {f"templates/{name}.yaml": HEADER + _template(found) for name, found in objects().items()}
     files["templates/_offered.tpl"] = _offered_template()
-    version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]
-    described = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["description"]
-    files["Chart.yaml"] = CHART_YAML.format(version=version, description=described)
+    files["Chart.yaml"] = _chart_yaml(tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"])
+    files["README.md"] = _readme((CHART / "values.yaml").read_text())
     files["values.schema.json"] = _schema()
     files["crds/driverrollout.yaml"] = (DEPLOY / "components/rollout/crd.yaml").read_text()
     return files
@@ -193,16 +204,78 @@ def _schema() -> str:
     return json.dumps(schema, indent=2) + "\n"
 
 
-CHART_YAML = """\
-# Made by scripts/chart.
-apiVersion: v2
-name: driver-manager
-description: "{description}"
-type: application
-version: {version}
-appVersion: "{version}"
-kubeVersion: ">=1.22.0-0"
-"""
+def _chart_yaml(project: Json) -> str:
+    """Chart.yaml, with the metadata of pyproject.toml."""
+    urls = project.get("urls", {})
+    body = {
+        "apiVersion": "v2",
+        "name": project["name"],
+        "description": project["description"],
+        "type": "application",
+        "version": project["version"],
+        "appVersion": project["version"],
+        "kubeVersion": ">=1.22.0-0",
+        "home": urls.get("Homepage"),
+        "sources": [url for name, url in urls.items() if name in ("Source", "Repository")],
+        "maintainers": project.get("maintainers") or project.get("authors"),
+        "keywords": project.get("keywords"),
+    }
+    text = yaml.safe_dump({key: value for key, value in body.items() if value}, sort_keys=False, width=10**6)
+    return f"# Made by scripts/chart.\n{text}"
+
+
+README = """\
+# driver-manager
+
+<!-- Made from values.yaml by scripts/chart. -->
+
+{description}
+
+```sh
+helm install driver-manager . --namespace NAMESPACE --set vendor=VENDOR
+```
+
+Every object has the labels `app.kubernetes.io/instance` (the release), `version` and `managed-by`. On pods and in
+selectors, `instance` is the name of the workload: selectors cannot be changed.
+
+| value | default | meaning |
+|---|---|---|
+{rows}"""
+
+
+def _readme(values: str) -> str:
+    """The table of the values, each with its comment in values.yaml. Raises ValueError if a value has none."""
+    described = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["description"]
+    rows = "".join(f"| `{name}` | {default} | {meaning} |\n" for name, default, meaning in documented(values))
+    return README.format(description=described, rows=rows)
+
+
+def documented(values: str) -> Iterator[tuple[str, str, str]]:
+    """Name, default and meaning of each value that is no group: its comment, or the last one of a value of that name.
+
+    A component's switch is described by the comment of its group. Raises ValueError if a value has no comment.
+    """
+    groups: list[tuple[int, str, str]] = []
+    known: dict[str, str] = {}
+    comment: list[str] = []
+    for line in values.splitlines():
+        if text := re.fullmatch(r" *# (.*)", line):
+            comment.append(text[1])
+        elif found := re.fullmatch(r"( *)(\w+):(?: (.*))?", line):
+            depth, name, default = len(found[1]), found[2], found[3]
+            groups = [one for one in groups if one[0] < depth]
+            meaning = " ".join(comment)
+            if default is None:
+                groups.append((depth, name, meaning))
+            else:
+                known[name] = meaning or (groups[-1][2] if name == "enabled" else known.get(name, ""))
+                path = ".".join([*(one[1] for one in groups), name])
+                if not known[name]:
+                    raise ValueError(f"values.yaml: {path} has no comment")
+                yield path, f"`{default}`", known[name]
+            comment = []
+        else:
+            comment = []  # about the file
 
 
 def _template(found: list[tuple[When, layers.Fields]]) -> str:
@@ -241,9 +314,16 @@ def _document(node: layers.Fields, when: When) -> str:
 def _escaped(text: str) -> str:
     """For Helm: what looks like its language stands for itself, and the words for values ask for them."""
     text = re.sub(r"\{\{(?!- (?:if|else|end))", '{{ "{{" }}', text)
+    text = re.sub(rf"^( *){LABELS}: ''", lambda found: LABELLED.format(len(found[1])), text, flags=re.MULTILINE)
+    text = re.sub(rf"^  {NOTES}: '?(\w*)'?$", lambda found: _noted(found[1]), text, flags=re.MULTILINE)
     for word in sorted(WORDS, key=len, reverse=True):
         text = text.replace(word, WORDS[word])
     return text
+
+
+def _noted(part: str) -> str:
+    values = ".".join(filter(None, (".Values", part, "serviceAccount.annotations")))
+    return f'{{{{- with {values} }}}}{{{{ dict "annotations" . | toYaml | nindent 2 }}}}{{{{ end }}}}'
 
 
 def _offered_template() -> str:
@@ -252,6 +332,7 @@ def _offered_template() -> str:
         "offered": offers,
         "requires": {name: list(needed) for name, needed in REQUIRES.items()},
         "containers": CONTAINERS,
+        "parts": PARTS,
     }
     body = yaml.safe_dump(table, sort_keys=False)
     return f'{HEADER}{{{{- define "driver-manager.table" -}}}}\n{body}{{{{- end }}}}\n'

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from driver_manager.domain.fleet.spec import GROUP
 from scripts.releasing import chart, conditions, kustomize, layers
 from scripts.releasing.conditions import ALWAYS, When
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, Json, only, render
@@ -23,6 +24,9 @@ OFFERED = {
     vendor: {name: has for name, has in names.items() if not name.startswith(("rollout", "openshift-rollout"))}
     for vendor, names in chart.offered().items()
 }
+
+CHART_YAML = (chart.CHART / "Chart.yaml").read_text()
+DIGEST = f"{GROUP}/driver-config-digest"
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,19 @@ def sets() -> Iterator[Any]:
         yield from [(vendor, (), (), False), (vendor, tuple(more), (), True)]
         rest: list[Any] = [((), (), True), ((), tuple(own), False), *(((name,), (), False) for name in alone)]
         yield from (pytest.param(vendor, *one, marks=pytest.mark.submission) for one in rest)
+
+
+HELM = {"instance": "driver-manager", "managed-by": "Helm", "version": yaml.safe_load(CHART_YAML)["version"]}
+
+
+def unlabelled(one: Json) -> Json:
+    """The object without the labels that only Helm's have. AssertionError if one of them is missing or different."""
+    if one["kind"] == "CustomResourceDefinition":
+        return one
+    labels = {**one["metadata"]["labels"]}
+    assert {name: labels.pop(f"app.kubernetes.io/{name}", "") for name in HELM} == HELM
+    rest = {key: value for key, value in one["metadata"].items() if key != "labels"}
+    return {**one, "metadata": {**rest, **({"labels": labels} if labels else {})}}
 
 
 def named(part: Any) -> str:
@@ -82,7 +99,7 @@ def test_the_chart_renders_what_the_overlays_are(
     switches = dict.fromkeys(more, True) | dict.fromkeys(less, False) | {"rollout": fleet}
     switches.pop("openshift-rebooter", None)  # by the two that it requires
     values = {"vendor": vendor, **switched(**switches)}
-    found = meaning(helm.render(values, NAMESPACES[vendor]))
+    found = meaning(map(unlabelled, helm.render(values, NAMESPACES[vendor])))
     if not fleet:
         # Helm installs definitions, whatever the values are.
         found = {key: one for key, one in found.items() if key[0] != "CustomResourceDefinition"}
@@ -121,6 +138,15 @@ def test_a_change_in_deploy_shows_as_drift(tmp_path: Path, monkeypatch: pytest.M
         (None, {}, "at '/vendor': value must be one of 'amd', 'ascend', 'furiosa', 'gaudi', 'nvidia', 'rebellions', "),
         ("nvdia", {}, "at '/vendor': value must be one of"),
         ("nvidia", {"metricz": {"enabled": True}}, "'metricz' not allowed"),
+        ("nvidia", {"fullnameOverride": "gpu"}, "fullnameOverride: let it end with nvidia-driver"),
+        (
+            "nvidia",
+            {"podLabels": {"app.kubernetes.io/instance": "x"}},
+            "invalid propertyName 'app.kubernetes.io/instance'",
+        ),
+        ("nvidia", {"podAnnotations": {DIGEST: "x"}}, f"invalid propertyName '{DIGEST}'"),
+        ("nvidia", {"rollout": {"affinity": {"nodeAfinity": {}}}}, "'nodeAfinity' not allowed"),
+        ("nvidia", {"driver": {"env": {"A": {"value": "x"}}}}, "at '/driver/env/A': missing property 'valueFrom'"),
         ("nvidia", {"manager": {"env": {"LOG_LEVEL": True}}}, "at '/manager/env/LOG_LEVEL': got boolean"),
         ("nvidia", {"manager": {"env": {"ENABLE_NPU_POD_EVICTON": "true"}}}, "ENABLE_NPU_POD_EVICTON"),
         ("nvidia", {"healthWatch": {"env": {"EVICT_HOLDERS": "true"}}}, "EVICT_HOLDERS"),
@@ -186,7 +212,7 @@ def test_values_reach_what_they_are_about(helm: Helm) -> None:
     assert driver["startupProbe"]["exec"]["command"] == ["mine", "ready"]
     assert driver["lifecycle"]["preStop"]["exec"]["command"] == ["mine", "stop"]
     notes = template["metadata"]["annotations"]
-    assert (notes["driver-config-digest"], notes["client-selector"]) == ("seven", "role=exporter")
+    assert (notes[DIGEST], notes[f"{GROUP}/client-selector"]) == ("seven", "role=exporter")
     env = [(one["name"], one["value"]) for one in driver["env"] if "value" in one]
     assert {("DRIVER_VERSION", "7"), ("OWN", "1")} <= set(env)
     assert len(dict(env)) == len(env)
@@ -200,6 +226,104 @@ def test_values_reach_what_they_are_about(helm: Helm) -> None:
         assert pod["imagePullSecrets"] == [{"name": "pull"}]
     controller = found["Deployment", "x", "ascend-driver-rollout"]["spec"]
     assert (controller["replicas"], values["volumes"][0] in controller["template"]["spec"]["volumes"]) == (3, True)
+
+
+PART_VALUES: tuple[tuple[str, Any, str], ...] = (
+    ("nodeSelector", {"pool": "npu"}, "spec/nodeSelector"),
+    ("tolerations", [{"key": "npu", "operator": "Exists"}], "spec/tolerations"),
+    ("affinity", {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}, "spec/affinity"),
+    ("priorityClassName", "mine", "spec/priorityClassName"),
+    ("podAnnotations", {"example.com/scrape": "no"}, "metadata/annotations"),
+    ("podLabels", {"team": "a"}, "metadata/labels"),
+)
+"""Values that the driver pods, the rebooter and the rollout controller have, and where they are in a pod template."""
+
+ACCOUNT = {"annotations": {"example.com/role": "r"}}
+SECRET = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+ENV = (
+    ("manager", "driver", "initContainers/k8s-driver-manager"),
+    ("driver", "driver", "containers/driver"),
+    ("healthWatch", "driver", "containers/health-watch"),
+    ("rebooter", "driver-rebooter", "containers/rebooter"),
+    ("rollout", "driver-rollout", "containers/controller"),
+)
+Place = tuple[str, str]
+"""The name of an object without its vendor, and a path in it."""
+
+
+def value_table() -> Iterator[Any]:
+    """Values, and what they make of the objects, by place."""
+    for key, value, path in PART_VALUES:
+        for part, own in (("", "driver"), ("rebooter", "driver-rebooter"), ("rollout", "driver-rollout")):
+            values = {part: {key: value}} if part else {key: value}
+            pods = (own, "driver-rebooter") if not part else (own,)
+            places = {(f"{pod}/spec", f"template/{path}"): value for pod in pods}
+            yield pytest.param(values, places, id=f"{part}.{key}")
+        both = {key: [] if isinstance(value, list) else type(value)()}
+        yield pytest.param({"rebooter": both, "rollout": both}, {}, id=f"{key} empty")
+    for part, own in chart.PARTS.items():
+        values = {own: {"serviceAccount": ACCOUNT}} if own else {"serviceAccount": ACCOUNT}
+        yield pytest.param(values, {(part, "metadata"): ACCOUNT}, id=f"{own}.serviceAccount")
+    for part, pod, path in ENV:
+        place = (f"{pod}/spec", f"template/spec/{path}/env/TZ")
+        yield pytest.param({part: {"env": {"TZ": SECRET}}}, {place: {"name": "TZ", **SECRET}}, id=f"{part}.env")
+
+
+def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Each leaf of the value by its path; a list of named things counts as a mapping."""
+    if isinstance(value, list) and value and all(isinstance(one, dict) and "name" in one for one in value):
+        value = {one["name"]: one for one in value}
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}/{key}")
+    else:
+        yield path, value
+
+
+def all_leaves(objects: list[Json]) -> dict[str, Any]:
+    return dict(
+        pair
+        for one in objects
+        for key, inner in one.items()
+        for pair in leaves(inner, f"{one['kind']}/{one['metadata']['name'].removeprefix('ascend-')}/{key}")
+    )
+
+
+KINDS = {"driver/spec": "DaemonSet", "driver-rebooter/spec": "DaemonSet", "driver-rollout/spec": "Deployment"}
+
+
+@pytest.mark.parametrize(("values", "places"), list(value_table()))
+def test_a_value_is_found_where_it_belongs_and_nowhere_else(helm: Helm, values: Json, places: dict[Place, Any]) -> None:
+    on = {"vendor": "ascend", **switched(metrics=True, network_policy=True, openshift=True)}
+    plain, found = (
+        all_leaves(helm.render({**on, **more, "rollout": {"enabled": True, **more.get("rollout", {})}}, "x"))
+        for more in ({}, values)
+    )
+    wanted = dict(
+        pair
+        for (name, path), value in places.items()
+        for pair in leaves(value, f"{KINDS.get(name, 'ServiceAccount')}/{name}/{path}")
+    )
+    assert {path: value for path, value in found.items() if plain.get(path) != value} == wanted
+
+
+def test_the_rebooters_own_values_come_before_those_of_all_driver_pods(helm: Helm) -> None:
+    objects = helm.render({"vendor": "ascend", "podLabels": {"a": "1"}, "rebooter": {"podLabels": {"b": "2"}}}, "x")
+    labels = [only(objects, "DaemonSet", name)["spec"]["template"]["metadata"]["labels"] for name in DAEMON_SETS]
+    assert [(one.get("a"), one.get("b")) for one in labels] == [("1", None), (None, "2")]
+
+
+DAEMON_SETS = ("ascend-driver", "ascend-driver-rebooter")
+
+
+def test_another_full_name_is_the_beginning_of_every_name_and_changes_nothing_else(helm: Helm) -> None:
+    on = {"vendor": "nvidia", **switched(**dict.fromkeys(OFFERED["nvidia"], True), rollout=True)}
+    on.pop("openshiftRebooter")
+    name = "team-a-nvidia-driver"
+    plain, found = (helm.render({**on, **more}, "x") for more in ({}, {"fullnameOverride": name}))
+    renamed = re.sub(r'(?<![\w?)/-])(?<!component": ")nvidia-driver(?!\()', name, json.dumps(plain))
+    assert meaning(json.loads(renamed)) == meaning(found)
+    assert {one["metadata"]["name"].startswith(name) for one in found if one["kind"][:6] != "Custom"} == {True}
 
 
 CONSENTS = {"NPU_POD_EVICTION_FORCE": "true", "NPU_POD_EVICTION_DEVICE_CLASS": "npu", "LOG_LEVEL": "debug"}
@@ -250,7 +374,7 @@ def test_the_values_in_the_documentation_are_taken(helm: Helm) -> None:
     (values,) = re.findall(r"```yaml\n# values.yaml\n(.*?)```", text, re.DOTALL)
     template = only(helm.render(yaml.safe_load(values), "rbln-system"), "DaemonSet")["spec"]["template"]
     assert "sample" not in json.dumps(template), "nothing of the sample is left"
-    assert template["metadata"]["annotations"]["driver-config-digest"] == "my-driver-2.0.1"
+    assert template["metadata"]["annotations"][DIGEST] == "my-driver-2.0.1"
 
 
 @pytest.mark.parametrize("vendor", OVERLAYS)

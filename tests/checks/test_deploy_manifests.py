@@ -338,14 +338,14 @@ def test_the_constraints_allow_what_the_pods_ask_for_and_only_the_rebooter_the_h
 @each_overlay
 def test_the_clients_component_brings_one_selector_its_rights_and_no_consent(overlay: str) -> None:
     before, after = render(overlay), render(overlay, "clients")
-    source = {"fieldRef": {"fieldPath": "metadata.annotations['client-selector']"}}
+    source = {"fieldRef": {"fieldPath": f"metadata.annotations['{GROUP}/client-selector']"}}
     selector = {"name": settings.CLIENT_SELECTOR.env, "valueFrom": source}
     consent = {"name": settings.RESTART_CLIENTS.env, "value": "false"}
     for name, wanted in (("health-watch", [selector]), ("k8s-driver-manager", [selector, consent])):
         own, other = (containers_of(driver_pod(objects))[name]["env"] for objects in (before, after))
         assert [one for one in other if one not in own] == wanted
     template = driver_pod(after)
-    assert template["metadata"]["annotations"]["client-selector"] == ""
+    assert template["metadata"]["annotations"][f"{GROUP}/client-selector"] == ""
     known = {(one["kind"], one["metadata"]["name"]) for one in before}
     new = {key: one for one in after if (key := (one["kind"], one["metadata"]["name"])) not in known}
     binding = ("ClusterRoleBinding", f"{overlay}-driver-clients")
@@ -514,7 +514,9 @@ def test_an_example_changes_its_overlays_driver_container_alone(example: str, ov
     driver = changed["driver"]
     assert {**changed, "driver": plain["driver"]} == plain
     tag = driver["image"].rpartition(":")[2].split("-")[0]
-    assert tag in template["metadata"]["annotations"]["driver-config-digest"], "another image is another digest"
+    assert tag in template["metadata"]["annotations"][f"{GROUP}/driver-config-digest"], (
+        "another image is another digest"
+    )
     assert "sample-driver" not in str(driver), "no command of the sample is left"
     given = env(driver)
     assert (given["DRIVER_ROOT"], given["STATE_FILE"]) == (profile.paths.driver_root, profile.paths.state_file)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from driver_manager.domain.fleet.spec import GROUP
 from driver_manager.domain.profile import Strategy
 from driver_manager.profiles import builtin
 from scripts.releasing import kustomize
@@ -51,8 +52,8 @@ def chart(tmp_path: Path) -> Path:
     shutil.copytree(CHART, tmp_path / "driver-manager")
     file = tmp_path / "driver-manager/Chart.yaml"
     text = file.read_text()
-    assert 'kubeVersion: ">=1.22.0-0"' in text
-    file.write_text(text.replace('kubeVersion: ">=1.22.0-0"\n', ""))
+    assert "kubeVersion: '>=1.22.0-0'\n" in text
+    file.write_text(text.replace("kubeVersion: '>=1.22.0-0'\n", ""))
     return tmp_path / "driver-manager"
 
 
@@ -91,12 +92,41 @@ def test_it_is_installed_upgraded_and_uninstalled_and_the_namespace_stays(
     daemon_set = only(wanted, "DaemonSet")
     assert changed == [path_of(daemon_set)], "only the pod template has changed"
     template = admin_api.get(path_of(daemon_set))["spec"]["template"]
-    assert template["metadata"]["annotations"]["driver-config-digest"] == "sample-2.0.2"
+    assert template["metadata"]["annotations"][f"{GROUP}/driver-config-digest"] == "sample-2.0.2"
 
     helm.act("uninstall", {}, chart, kubeconfig, NVIDIA)
     assert not [path for path in before if admin_api.answers(path)]
     assert admin_api.get(f"/api/v1/namespaces/{NVIDIA}")["status"]["phase"] == "Active"
     assert admin_api.answers(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition()}")
+
+
+OFF_DEVICES = {"matchExpressions": [{"key": "openfuyao.com/npu.present", "operator": "DoesNotExist"}]}
+POD: Json = {
+    "affinity": {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [OFF_DEVICES]}}
+    },
+    "nodeSelector": {"pool": "a"},
+    "tolerations": [{"key": "a", "operator": "Exists"}],
+    "priorityClassName": "mine",
+    "podAnnotations": {"example.com/a": "b"},
+    "podLabels": {"team": "a"},
+    "serviceAccount": {"annotations": {"example.com/role": "r"}},
+    "env": {"TZ": {"valueFrom": {"configMapKeyRef": {"name": "zone", "key": "name"}}}},
+}
+
+
+def test_the_api_server_takes_every_value_of_the_charts_pods(helm: Helm, admin_api: Api) -> None:
+    env = {"env": POD["env"]}
+    values: Json = {key: value for key, value in POD.items() if key != "env"}
+    values |= {"vendor": "ascend", "fullnameOverride": "a-ascend-driver", "driver": env, "manager": env}
+    values |= {"healthWatch": env, "rebooter": POD, "rollout": {"enabled": True, **POD}}
+    apply(admin_api, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "valued"}})
+    kinds = ("DaemonSet", "Deployment", "ServiceAccount")
+    objects = [one for one in helm.render(values, "valued") if one["kind"] in kinds]
+    with applied(admin_api, objects):
+        for one in objects:
+            assert spec_of(admin_api.get(path_of(one)), one) == canonical(one)
+    assert len(objects) == 6
 
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

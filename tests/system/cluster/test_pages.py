@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.fleet.spec import GROUP
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.host import HostTree
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, only, render, render_with_namespace
@@ -214,7 +215,7 @@ def laptop(control_plane: ControlPlane, tmp_path: Path) -> Laptop:
 def drivers(digest: str) -> Json:
     """The DaemonSet of the overlay `rebellions`, for the driver of this digest."""
     found = copy.deepcopy(only(render("rebellions"), "DaemonSet"))
-    found["spec"]["template"]["metadata"]["annotations"]["driver-config-digest"] = digest
+    found["spec"]["template"]["metadata"]["annotations"][f"{GROUP}/driver-config-digest"] = digest
     return found
 
 

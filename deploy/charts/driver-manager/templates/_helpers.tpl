@@ -26,6 +26,24 @@ Whether a component is there: (list . "metrics"). By its value, and where that i
 {{- if $there }}true{{ end }}
 {{- end }}
 
+{{- /* The name of the driver DaemonSet, with which every other name begins. */ -}}
+{{- define "driver-manager.fullname" -}}
+{{- $name := printf "%s-driver" .Values.vendor }}
+{{- with .Values.fullnameOverride }}
+{{- if not (hasSuffix (print "-" $name) (print "-" .)) }}
+{{- fail (printf "fullnameOverride: let it end with %s, by which the admission policies know the accounts" $name) }}
+{{- end }}
+{{- end }}
+{{- .Values.fullnameOverride | default $name }}
+{{- end }}
+
+{{- /* The labels of every object. A pod's `instance` is its workload's name: selectors have it, and they cannot change. */ -}}
+{{- define "driver-manager.labels" -}}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
 {{- define "driver-manager.image" -}}
 {{- with .Values.image }}{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}{{ end }}
 {{- end }}
@@ -63,13 +81,29 @@ health-watch, which checks before a reload whether users' pods may be evicted, t
 {{- $object := include (index . 1) $root | fromYaml }}
 {{- $template := $object.spec.template }}
 {{- $table := include "driver-manager.table" $root | fromYaml }}
-{{- $isController := eq $object.kind "Deployment" }}
+{{- $part := index $table.parts (index $template.metadata.labels "app.kubernetes.io/name") }}
+{{- $isController := eq $part "rollout" }}
+{{- $pod := $root.Values }}
+{{- if $part }}{{ $pod = index $root.Values $part }}{{ end }}
+{{- /* The rebooter's pods are on the nodes of the driver pods, whose values replace its empty ones. */ -}}
+{{- if eq $part "rebooter" }}
+{{- $own := dict }}
+{{- range list "nodeSelector" "tolerations" "affinity" "priorityClassName" "podAnnotations" "podLabels" }}
+{{- $_ := set $own . (index $pod . | default (index $root.Values .)) }}
+{{- end }}
+{{- $pod = $own }}
+{{- end }}
 {{- with $root.Values.imagePullSecrets }}{{ $_ := set $template.spec "imagePullSecrets" . }}{{ end }}
-{{- if $isController }}
-{{- with $root.Values.rollout.replicas }}{{ $_ := set $object.spec "replicas" . }}{{ end }}
-{{- else }}
-{{- $_ := set $template.spec "nodeSelector" (merge (deepCopy ($root.Values.nodeSelector | default dict)) $template.spec.nodeSelector) }}
-{{- with $root.Values.tolerations }}{{ $_ := set $template.spec "tolerations" . }}{{ end }}
+{{- if $isController }}{{ with $root.Values.rollout.replicas }}{{ $_ := set $object.spec "replicas" . }}{{ end }}{{ end }}
+{{- with $pod.nodeSelector }}
+{{- $_ := set $template.spec "nodeSelector" (merge (deepCopy .) ($template.spec.nodeSelector | default dict)) }}
+{{- end }}
+{{- with $pod.tolerations }}{{ $_ := set $template.spec "tolerations" . }}{{ end }}
+{{- with $pod.affinity }}{{ $_ := set $template.spec "affinity" . }}{{ end }}
+{{- with $pod.priorityClassName }}{{ $_ := set $template.spec "priorityClassName" . }}{{ end }}
+{{- with $pod.podLabels }}{{ $_ := set $template.metadata "labels" (merge $template.metadata.labels .) }}{{ end }}
+{{- with $pod.podAnnotations }}
+{{- $_ := set $template.metadata "annotations" (merge ($template.metadata.annotations | default dict) .) }}
 {{- end }}
 {{- with ternary $root.Values.rollout.volumes $root.Values.volumes $isController }}
 {{- $_ := set $template.spec "volumes" (concat $template.spec.volumes .) }}
@@ -80,7 +114,9 @@ health-watch, which checks before a reload whether users' pods may be evicted, t
 {{- $env := list }}
 {{- $given := include "driver-manager.shared" (list $root $container) | fromYaml | merge (deepCopy $own.env) }}
 {{- range $container.env }}{{ if not (hasKey $given .name) }}{{ $env = append $env . }}{{ end }}{{ end }}
-{{- range $name, $value := $given }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
+{{- range $name, $value := $given }}
+{{- $env = append $env (merge (dict "name" $name) (ternary $value (dict "value" $value) (kindIs "map" $value))) }}
+{{- end }}
 {{- $_ := set $container "env" $env }}
 {{- with $own.resources }}{{ $_ := set $container "resources" . }}{{ end }}
 {{- with $own.volumeMounts }}{{ $_ := set $container "volumeMounts" (concat ($container.volumeMounts | default list) .) }}{{ end }}
@@ -92,12 +128,12 @@ health-watch, which checks before a reload whether users' pods may be evicted, t
 {{- with $own.stop }}{{ $_ := set $container.lifecycle.preStop.exec "command" . }}{{ end }}
 {{- with $root.Values.clients.selector }}
 {{- if not (include "driver-manager.has" (list $root "clients")) }}{{ fail "clients.selector needs clients.enabled" }}{{ end }}
-{{- $_ := set $template.metadata.annotations "client-selector" . }}
+{{- $_ := set $template.metadata.annotations "driver-manager.rebellions.ai/client-selector" . }}
 {{- end }}
 {{- if and $root.Values.recovery.auto (not (include "driver-manager.has" (list $root "recovery"))) }}
 {{- fail "recovery.auto needs recovery.enabled" }}
 {{- end }}
-{{- with $own.configDigest }}{{ $_ := set $template.metadata.annotations "driver-config-digest" . }}{{ end }}
+{{- with $own.configDigest }}{{ $_ := set $template.metadata.annotations "driver-manager.rebellions.ai/driver-config-digest" . }}{{ end }}
 {{- end }}
 {{- end }}
 {{- toYaml $object }}

@@ -124,4 +124,8 @@ containers:
   health-watch: healthWatch
   rebooter: rebooter
   controller: rollout
+parts:
+  driver: ''
+  driver-rebooter: rebooter
+  driver-rollout: rollout
 {{- end }}
