@@ -90,7 +90,7 @@ def _launch(values: Values) -> Launch:
     )
     session.refuse_zero(settings.HEALTH_WATCH_INTERVAL, policy.interval_s)
     session.refuse_zero(settings.HEALTH_WATCH_TIMEOUT, policy.timeout_s)
-    for option in (settings.METRICS_TEXTFILE, settings.HEALTH_WATCH_READY_FILE):
+    for option in (settings.METRICS_TEXTFILE, settings.HEALTH_WATCH_READY_FILE, settings.ALIVE_FILE):
         _refuse_without_folder(option, values[option])
     if values[settings.METRICS_ADDR]:
         parse_address(values[settings.METRICS_ADDR])
@@ -103,6 +103,7 @@ def _launch(values: Values) -> Launch:
         metrics_addr=values[settings.METRICS_ADDR],
         metrics_textfile=values[settings.METRICS_TEXTFILE],
         ready_file=values[settings.HEALTH_WATCH_READY_FILE],
+        alive_file=values[settings.ALIVE_FILE],
         way=None
         if no_way
         else NodeWay(

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -39,6 +39,14 @@ AROUND_S = 90.0
 Publish = Callable[[HealthReport], None]
 
 
+class Beat(Protocol):
+    """An output of the loop's liveness."""
+
+    def beat(self) -> None: ...
+
+    def expect(self, seconds: float) -> None: ...
+
+
 class RecoverySettings(Struct, frozen=True):
     """The settings of the recovery: `auto` are the steps without approval, the Lease is in `namespace`.
 
@@ -67,6 +75,7 @@ class Launch(Struct, frozen=True):
     metrics_addr: str = ""
     metrics_textfile: str = ""
     ready_file: str = ""
+    alive_file: str = ""
     way: NodeWay | None = None
     no_way: str = ""
     is_way_blocked: bool = False
@@ -90,6 +99,16 @@ class Launch(Struct, frozen=True):
         policy = self.policy
         return policy.settle_s + (policy.failures + 1) * (policy.interval_s + policy.timeout_s)
 
+    @property
+    def turn_s(self) -> float:
+        """How long a turn may take, from report to report, before the loop counts as hung, in seconds.
+
+        A turn of the recovery adds its own limit.
+        """
+        tasks_s = health.MUTE_S + health.EVIDENCE_S + 2 * health.REPORT_S + health.CLIENTS_S + RELOAD_S
+        longest_s = max(self.policy.timeout_s, self.policy.settle_s) + tasks_s + 7 * (TERM_S + KILL_S)
+        return self.policy.interval_s + longest_s + GRACE_S
+
     def to_document(self) -> dict[str, Any]:
         """The settings as JSON, for another interpreter of this version."""
         document: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str, order="deterministic")
@@ -110,14 +129,20 @@ def run(document: dict[str, Any], log: LogForm) -> int:
     supervisor = Supervisor(clock, launch.roots.proc)
     prober = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s)
     marks = health.HostMarks(launch.roots, launch.profile, clock)
-    publish = _publisher(launch, clock, reporter)
+    beats: list[Beat] = []
+    publish = _publisher(launch, clock, reporter, beats)
     notifier = health.ChildNotifier(_process(launch, clock, log)) if launch.way is not None else None
     # Evidence has its own process, as that may get stuck.
     keeper = health.ChildKeeper(_process(launch, clock, log, "evidence")) if launch.profile.paths.evidence else None
     recoverer = None
     if launch.is_recovering:
+
+        def expect(seconds: float) -> None:
+            for one in beats:
+                one.expect(seconds + TERM_S + KILL_S)
+
         process, record = _process(launch, clock, log, "recover"), launch.profile.paths.recovery_record
-        recoverer = health.ChildRecoverer(process, launch.reset_s, launch.roots.files(), record)
+        recoverer = health.ChildRecoverer(process, launch.reset_s, launch.roots.files(), record, expect)
     ports = WatchPorts(prober, marks, clock, reporter, notifier, keeper, recoverer)
     watch = HealthWatch(ports, launch.policy, publish)
     policy = launch.policy
@@ -156,8 +181,11 @@ def _process(launch: Launch, clock: LoopClock, log: LogForm, task: str = "") -> 
     return TaskProcess(Supervisor(clock), lean.argv(TASK, 0), hand_over)
 
 
-def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publish:
-    """A function that publishes each report to the outputs in the settings. Unused outputs are not imported."""
+def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter, beats: list[Beat]) -> Publish:
+    """A function that publishes each report to the outputs in the settings. Unused outputs are not imported.
+
+    Adds the outputs of the loop's liveness to `beats`.
+    """
     found: list[Publish] = []
     if launch.metrics_textfile:
         from driver_manager.adapters.report.publish import Textfile  # noqa: PLC0415
@@ -168,8 +196,13 @@ def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publi
         from driver_manager.adapters.report.publish import ReadyFile  # noqa: PLC0415
 
         found.append(ReadyFile(Path(launch.ready_file), reporter).publish)
+    if launch.alive_file:
+        from driver_manager.adapters.report.publish import AliveFile  # noqa: PLC0415
+
+        beats.append(AliveFile(Path(launch.alive_file), reporter, launch.turn_s))
+        beats[-1].beat()
     if launch.metrics_addr:
-        found += _served(launch, clock)
+        found += _served(launch, clock, beats)
     if os.environ.get("NOTIFY_SOCKET"):
         from driver_manager.adapters.report.publish import ServiceNotifier  # noqa: PLC0415
 
@@ -178,23 +211,23 @@ def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publi
     def publish(report: HealthReport) -> None:
         for one in found:
             one(report)
+        for each in beats:
+            each.beat()
         gc.collect()  # empties CPython's free lists, where the tuples of all turns add up to 1 MiB
 
     return publish
 
 
-def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
+def _served(launch: Launch, clock: LoopClock, beats: list[Beat]) -> list[Publish]:
     """Listen on the metrics address; the functions that give each report to the endpoint. Raises ConfigError."""
     from driver_manager.adapters.host.notes import others_of  # noqa: PLC0415
     from driver_manager.adapters.report.http import Endpoint, Heartbeat, StatusServer  # noqa: PLC0415
 
-    policy = launch.policy
-    longest_s = health.MUTE_S + health.EVIDENCE_S + health.REPORT_S + health.CLIENTS_S + 6 * (TERM_S + KILL_S)
-    longest_s += health.RECOVERY_S + launch.reset_s if launch.is_recovering else 0.0
-    heartbeat = Heartbeat(clock, policy.interval_s + max(policy.timeout_s, policy.settle_s) + longest_s + GRACE_S)
+    heartbeat = Heartbeat(clock, launch.turn_s)
+    beats.append(heartbeat)
     endpoint = Endpoint(heartbeat, lambda: others_of(launch.roots, launch.profile.paths))
     StatusServer(clock, launch.metrics_addr, endpoint.respond)
-    return [heartbeat.beat, endpoint.publish]
+    return [endpoint.publish]
 
 
 def _reload(launch: Launch, clock: LoopClock, reporter: LogReporter) -> None:

@@ -22,11 +22,11 @@ from driver_manager.adapters.host.notes import RebootFiles
 from driver_manager.adapters.host.reboot import HostRebooter
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogReporter
-from driver_manager.adapters.report.publish import Textfile
+from driver_manager.adapters.report.publish import AliveFile, Textfile
 from driver_manager.cli import lean, session
 from driver_manager.cli.main import warn_of_mistyped
 from driver_manager.cli.options import command, with_options, zone
-from driver_manager.core.rebooter import NodeDrain, Rebooter, RebootPorts
+from driver_manager.core.rebooter import MOST_S, NodeDrain, Rebooter, RebootPorts
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
 from driver_manager.domain.profile import Profile, RecoveryStep
@@ -40,6 +40,24 @@ if TYPE_CHECKING:
 
 
 IDLE = "driver_manager.cli.rebooter_idle:run"
+GRACE_S = 600.0
+"""Seconds beyond the longest drain without a check of the clock, before the rebooter counts as hung."""
+
+
+class _BeatingClock(SystemClock):
+    """Shows that the process is not hung, at each check and sleep."""
+
+    alive: AliveFile | None = None
+
+    def check(self) -> None:
+        if self.alive is not None:
+            self.alive.beat()
+        super().check()
+
+    def sleep(self, seconds: float) -> None:
+        if self.alive is not None:
+            self.alive.expect(seconds)
+        super().sleep(seconds)
 
 
 class Wired(Struct, frozen=True):
@@ -66,7 +84,7 @@ class Wired(Struct, frozen=True):
     settings.COMPLETION,
     settings.CLUSTER,
     settings.HOST,
-    (settings.METRICS_TEXTFILE,),
+    (settings.METRICS_TEXTFILE, settings.ALIVE_FILE),
     settings.LOGGING,
 )
 def rebooter_command(*, dry_run: bool, values: Values) -> int:
@@ -76,7 +94,7 @@ def rebooter_command(*, dry_run: bool, values: Values) -> int:
     Node on its first start there. Needs the host's root (/host), /proc and namespaces.
     """
     session.refuse_zero(settings.REBOOTER_INTERVAL, values[settings.REBOOTER_INTERVAL])
-    clock, roots = SystemClock(), session.host_roots(values)
+    clock, roots = _BeatingClock(), session.host_roots(values)
     profile = _profile(values, roots)
     policy = RebootPolicy(
         node=session.node_name(values, roots),
@@ -98,6 +116,9 @@ def rebooter_command(*, dry_run: bool, values: Values) -> int:
     )
     log = session.log_form(values).reporter(clock.wall)
     warn_of_mistyped(log)
+    if values[settings.ALIVE_FILE]:
+        clock.alive = AliveFile(Path(values[settings.ALIVE_FILE]), log, MOST_S + GRACE_S)
+        clock.alive.beat()
     wired = Wired(values, clock, log, roots, profile, policy, _command(values))
     clock.install()
     # Read the kubeconfig even if there is nothing to do, so that the command reports a bad one at its start.
@@ -218,6 +239,7 @@ def _become_idle(wired: Wired) -> NoReturn:
     document = {
         "roots": [str(folder) for folder in (roots.root, roots.proc, roots.sys, roots.dev)],
         "marker": paths.reboot_marker,
+        "alive_file": wired.values[settings.ALIVE_FILE],
         "record": paths.rebooter_record,
         "node": wired.policy.node,
         "interval_s": wired.values[settings.REBOOTER_INTERVAL],

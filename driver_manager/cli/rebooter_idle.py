@@ -19,6 +19,9 @@ from driver_manager.adapters.report.log import LogForm
 from driver_manager.domain.errors import ExitCode, Terminated
 from driver_manager.domain.reboot.state import Record, RecordUnreadable, is_idle
 
+GRACE_S = 60.0
+"""Seconds that a look at the files may take before the loop counts as hung."""
+
 
 def run(document: Mapping[str, Any], log: LogForm) -> int:
     """Watch until there is work, then execute the command. On SIGTERM, return exit code 0."""
@@ -26,10 +29,17 @@ def run(document: Mapping[str, Any], log: LogForm) -> int:
     clock.install()
     reporter = log.reporter(clock.wall)
     files = RebootFiles(HostRoots(*map(Path, document["roots"])), document["marker"], document["record"])
+    alive = None
+    if document["alive_file"]:
+        from driver_manager.adapters.report.publish import AliveFile  # noqa: PLC0415
+
+        alive = AliveFile(Path(document["alive_file"]), reporter, document["interval_s"] + GRACE_S)
     last_problem = ""
     reporter.info(f"watching {document['marker']} every {document['interval_s']:g} s: no reboot is asked for")
     try:
         while True:
+            if alive is not None:
+                alive.beat()
             snapshot, (record, problem) = files.look(), _record(files)
             is_lost = document["keeps_record"] and not files.has_record()
             if is_lost or not is_idle(snapshot, record, document["node"]):

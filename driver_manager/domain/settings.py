@@ -135,7 +135,7 @@ ONLY_VARIABLES = frozenset(
         *("PROC_ROOT", "SYS_ROOT", "DEV_ROOT", "DRIVER_VERSION", "EVIDENCE_DIR", "CLIENT_SELECTOR", "VFIO_BIND"),
         *("WAIT_FOR_COMPLETION_TIMEOUT", "OPERATOR_TIMEOUT", "HEALTH_WATCH_READY_FILE", "TERMINATION_LOG"),
         *("REBOOT_MIN_UPTIME", "REBOOT_ATTEMPTS", "REBOOT_ATTEMPTS_WINDOW", "REBOOT_TIME_ZONE", "REBOOT_COMMAND"),
-        "REBOOT_GRACE",
+        *("REBOOT_GRACE", "ALIVE_FILE"),
     }
 )
 """Settings of manifests, which people do not type: no command has an option for them."""
@@ -339,6 +339,11 @@ HEALTH_WATCH_READY_FILE = HEALTH.file(
     "HEALTH_WATCH_READY_FILE",
     "File that exists while the driver is not wedged, for a readiness probe (`test -e`). Default: none.",
     name="ready_file",
+)
+ALIVE_FILE = HEALTH.file(
+    "ALIVE_FILE",
+    "File whose modification time is when the loop counts as hung, for a liveness probe (`test FILE -nt /proc/self`). "
+    "Default: none.",
 )
 METRICS_ADDR = HEALTH.text(
     "METRICS_ADDR", "Serve /metrics, /healthz and /readyz here, e.g. :9400. Default: off.", is_common=True

@@ -292,6 +292,7 @@ def all_leaves(objects: list[Json]) -> dict[str, Any]:
 KINDS = {"driver/spec": "DaemonSet", "driver-rebooter/spec": "DaemonSet", "driver-rollout/spec": "Deployment"}
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize(("values", "places"), list(value_table()))
 def test_a_value_is_found_where_it_belongs_and_nowhere_else(helm: Helm, values: Json, places: dict[Place, Any]) -> None:
     on = {"vendor": "ascend", **switched(metrics=True, network_policy=True, openshift=True)}

@@ -94,7 +94,10 @@ def test_every_component_fits_an_overlay() -> None:
 @each_overlay
 def test_an_overlay_is_its_profiles(overlay: str) -> None:
     profile, objects = PROFILES[overlay], render(overlay)
-    assert only(render(f"{overlay}/namespace"), "Namespace")["metadata"]["name"] == profile.namespace
+    namespace = only(render(f"{overlay}/namespace"), "Namespace")["metadata"]
+    assert namespace["name"] == profile.namespace
+    modes = {f"pod-security.kubernetes.io/{mode}" for mode in ("enforce", "warn", "audit")}
+    assert namespace["labels"] == dict.fromkeys(modes, "privileged")
     assert "Namespace" not in {one["kind"] for one in (*objects, *render(f"{overlay}/rollout"))}, (
         "deleting deletes none"
     )
@@ -189,6 +192,32 @@ def test_readiness_is_asked_by_the_port_where_there_is_one_and_else_by_the_file(
     (mount,) = [one for one in watch["volumeMounts"] if path.startswith(one["mountPath"] + "/")]
     (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == mount["name"]]
     assert "emptyDir" in volume, "it outlives the container, and not the pod"
+
+
+@pytest.mark.parametrize(("overlay", "further"), SETS + FLEETS, ids=lambda part: "+".join(part) if part else "")
+def test_each_loop_is_asked_whether_it_hangs_and_each_container_requests_what_it_takes(
+    overlay: str, further: tuple[str, ...]
+) -> None:
+    for template in templates(render(overlay, *further)):
+        for name, container in containers_of(template).items():
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}, name
+            probe = container.get("livenessProbe", {})
+            asked = probe.get("exec", probe.get("httpGet"))
+            path = env(container).get(settings.ALIVE_FILE.env, "")
+            if name == "controller" or (name == "health-watch" and "metrics" in further):
+                assert asked["path"] == "/healthz"
+            elif name in ("health-watch", "rebooter"):
+                assert asked["command"] == ["test", path, "-nt", "/proc/self"]
+                (mount,) = [one for one in container["volumeMounts"] if path.startswith(one["mountPath"] + "/")]
+                (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == mount["name"]]
+                assert "emptyDir" in volume
+                assert probe["periodSeconds"] * probe["failureThreshold"] >= LOOP_START_S
+            else:
+                assert probe == {}, name
+
+
+LOOP_START_S = 120
+"""Seconds in which a container of a slow node starts its loop."""
 
 
 def is_understood(container: Json) -> bool:

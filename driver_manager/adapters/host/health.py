@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any
@@ -194,13 +194,24 @@ class ChildKeeper:
 
 
 class ChildRecoverer:
-    """See `driver_manager.core.ports_base.Recoverer`. The reset of one device may take `reset_s` seconds."""
+    """See `driver_manager.core.ports_base.Recoverer`. The reset of one device may take `reset_s` seconds.
 
-    def __init__(self, process: TaskProcess, reset_s: float, files: HostFiles, record: str) -> None:
+    `expect` is called before each task with the seconds that it may take. `record` is the path of the recovery's record.
+    """
+
+    def __init__(  # process, limit, record and heartbeat
+        self,
+        process: TaskProcess,
+        reset_s: float,
+        files: HostFiles,
+        record: str,
+        expect: Callable[[float], None] = lambda _: None,
+    ) -> None:
         self._process = process
         self._reset_s = reset_s
         self._files = files
         self._record = record
+        self._expect = expect
 
     def is_begun(self) -> bool:
         """See the port. A record that cannot be read has none: no step can be taken with it."""
@@ -212,6 +223,7 @@ class ChildRecoverer:
 
     def recover(self, seen: watch.WedgeSeen) -> watch.RecoveryAnswer:
         limit_s = RECOVERY_S + self._reset_s * max(1, len(seen.devices))
+        self._expect(limit_s)
         answer = self._process.ask(limit_s, {"seen": asdict(seen)})
         try:
             return watch.RecoveryAnswer(watch.read_recovery(str(answer["recovery"])))

@@ -161,15 +161,19 @@ class _Client:
 
 
 class Heartbeat:
-    """The time since the loop's last turn; late after `patience_s` seconds."""
+    """The time since the loop's last turn; late after `patience_s` seconds, and those of `expect`."""
 
     def __init__(self, clock: Clock, patience_s: float) -> None:
         self._clock = clock
         self._patience_s = patience_s
-        self._at_s = clock.monotonic()
+        self.beat()
 
     def beat(self, _: object = None) -> None:
-        self._at_s = self._clock.monotonic()
+        self.expect(0.0)
+
+    def expect(self, seconds: float) -> None:
+        """As `beat`, before a task of the turn that may take `seconds`."""
+        self._at_s, self._more_s = self._clock.monotonic(), seconds
 
     @property
     def age_s(self) -> float:
@@ -177,7 +181,7 @@ class Heartbeat:
 
     @property
     def is_late(self) -> bool:
-        return self.age_s > self._patience_s
+        return self.age_s > self._patience_s + self._more_s
 
 
 class Endpoint:

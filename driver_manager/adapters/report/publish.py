@@ -1,11 +1,13 @@
-"""Outputs of health-watch and runs: the ready file of a readiness probe, metrics in a file, the state for systemd.
+"""Outputs of health-watch, rebooter and runs: files of probes, metrics in a file, the state for systemd.
 
 The readiness probe is `test -e`. The ready file stays when this process ends, so its end makes no driver ready.
 """
 
 from __future__ import annotations
 
+import os
 import socket
+import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +45,28 @@ class ReadyFile(_WarnsOnce):
                 self._path.touch()
             else:
                 self._path.unlink(missing_ok=True)
+
+
+class AliveFile(_WarnsOnce):
+    """Its modification time is when the loop counts as hung, `patience_s` after its last turn.
+
+    The liveness probe `test FILE -nt /proc/self` compares it with the start of the probe itself.
+    """
+
+    def __init__(self, path: Path, reporter: Reporter, patience_s: float) -> None:
+        super().__init__(path, reporter)
+        self._patience_s = patience_s
+
+    def beat(self, _: object = None) -> None:
+        self.expect(0.0)
+
+    def expect(self, seconds: float) -> None:
+        """As `beat`, before a task of the turn that may take `seconds`."""
+        hung_s = time.time() + seconds + self._patience_s
+        with self._warning(f"the liveness file {self._path} cannot be changed"):
+            if not self._path.exists():  # touched each time, it would be as old as a probe for a moment
+                self._path.touch()
+            os.utime(self._path, (hung_s, hung_s))
 
 
 class ServiceNotifier:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,8 +138,8 @@ def test_a_chip_that_recovers_takes_back_what_the_rebooter_announced(rebooted: N
 
 @pytest.mark.shares(6)
 def test_a_wedge_and_its_end_are_an_event_each_and_the_state_on_the_node(watched: WatchedNode) -> None:
-    ready = watched.folder / "ready"
-    with watched.watch(HEALTH_WATCH_READY_FILE=str(ready)) as loop:
+    ready, alive = watched.folder / "ready", watched.folder / "alive"
+    with watched.watch(HEALTH_WATCH_READY_FILE=str(ready), ALIVE_FILE=str(alive)) as loop:
         loop.says("→ healthy")
         wait_until(ready.exists, "it is ready")
         watched.fail()
@@ -150,6 +151,7 @@ def test_a_wedge_and_its_end_are_an_event_each_and_the_state_on_the_node(watched
         watched.shows("ready")
         wait_until(lambda: watched.events(RECOVERED), "the Event")
         wait_until(ready.exists, "it is ready again")
+        assert alive.stat().st_mtime > time.time() + 60, "a wedge is no reason to end the loop"
         rss_kib = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{loop.process.pid}/status").read_text(), re.MULTILINE)
         assert rss_kib is not None
         assert int(rss_kib.group(1)) <= 16 * 1024

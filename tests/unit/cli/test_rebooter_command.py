@@ -165,6 +165,23 @@ def test_without_a_marker_it_is_lean_asks_nothing_and_ends_within_a_second(node:
 
 
 @pytest.mark.submission
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_each_look_and_each_check_of_a_reboot_puts_off_when_it_counts_as_hung(node: Node, is_asked: bool) -> None:
+    alive = node.folder / "alive"
+    node.remember_nothing()
+    if is_asked:
+        node.mark()
+    process = (node.start if is_asked else node.start_idle)(ALIVE_FILE=str(alive))
+    wait_until(alive.exists, "the first beat")
+    patience_s = 4200.0 if is_asked else 60.0
+    for _ in range(2):
+        os.utime(alive, (0.0, 0.0))
+        wait_until(lambda: alive.stat().st_mtime > 0, "the next beat")
+    assert alive.stat().st_mtime - time.time() == pytest.approx(patience_s, abs=patient(5.0))
+    ended(process)
+
+
+@pytest.mark.submission
 def test_what_it_records_is_published_for_a_collector(node: Node) -> None:
     textfile = node.folder / "rebooter.prom"
     node.mark(reason="recovery")

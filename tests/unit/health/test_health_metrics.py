@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from driver_manager.adapters.report.http import Endpoint, Heartbeat
-from driver_manager.adapters.report.publish import ReadyFile, ServiceNotifier, Textfile
+from driver_manager.adapters.report.publish import AliveFile, ReadyFile, ServiceNotifier, Textfile
 from driver_manager.domain.health.metrics import NO_ATTEMPTS, HealthReport, families
 from driver_manager.domain.health.watch import HealthState, History
 from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
@@ -22,6 +25,7 @@ from driver_manager.domain.recovery import LIMITS, RecoveryOutcome
 from driver_manager.domain.text import shown
 from tests.support.exposition import samples
 from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.pace import patient
 
 DEVICES = (
     DeviceVerdict("npu 0 chip 0", Health.HEALTHY, "OK", "0000:c1:00.0"),
@@ -121,6 +125,27 @@ def test_healthz_is_about_the_loop_and_not_about_the_driver(age_s: float, status
     clock.now += age_s
     answer = made.respond("/healthz")
     assert (answer.status, answer.body) == (status, f"last turn {age_s:.0f} s ago, wedged\n".encode())
+
+
+@pytest.mark.parametrize("task_s", [0.0, 400.0])
+def test_healthz_and_the_liveness_file_wait_for_the_turn_and_its_task(tmp_path: Path, task_s: float) -> None:
+    clock, path = FakeClock(), tmp_path / "alive"
+    begun = clock.now
+    heartbeat, file = Heartbeat(clock, 93.0), AliveFile(path, RecordingReporter(), 93.0)
+    probe = ["test", str(path), "-nt", "/proc/self"]
+    assert subprocess.run(probe, check=False).returncode == 1, "no turn yet"
+    for one in (heartbeat, file):
+        one.expect(task_s)
+    assert path.stat().st_mtime - time.time() == pytest.approx(93.0 + task_s, abs=patient(1.0))
+    for age_s, is_late in ((93.0 + task_s, False), (93.1 + task_s, True)):
+        clock.now = begun + age_s
+        assert heartbeat.is_late is is_late
+    for one in (heartbeat, file):
+        one.beat()
+    assert path.stat().st_mtime - time.time() == pytest.approx(93.0, abs=patient(1.0))
+    for left_s, status in ((60.0, 0), (-60.0, 1)):
+        os.utime(path, (time.time() + left_s,) * 2)
+        assert subprocess.run(probe, check=False).returncode == status
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
