@@ -196,7 +196,7 @@ class ChildKeeper:
 class ChildRecoverer:
     """See `driver_manager.core.ports_base.Recoverer`. The reset of one device may take `reset_s` seconds.
 
-    `expect` is called before each task with the seconds that it may take. `record` is the path of the recovery's record.
+    `expect` is called before each task with the seconds that it may take. `record` is the path of the record.
     """
 
     def __init__(  # process, limit, record and heartbeat
