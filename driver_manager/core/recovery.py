@@ -308,12 +308,18 @@ class NodeRecovery:
             if not attempt.started:
                 self._undo(facts, self._refused)
             return
-        host.request_reload(ReloadRequest(facts.boot_id, started.load, facts.reason))
-        begin()
-        answer = self._ports.cluster.evict(pod)
-        if answer.outcome is EvictionOutcome.BLOCKED:
+        # An eviction that was not sent may be repeated much later, when others use the devices.
+        blockers = self._blockers() if attempt.started and not pod.deleting else ()
+        blocked = f"is blocked: {several(blockers, '; ')}" if blockers else ""
+        if not blocked:
+            host.request_reload(ReloadRequest(facts.boot_id, started.load, facts.reason))
+            begin()
+            answer = self._ports.cluster.evict(pod)
+            is_blocked = answer.outcome is EvictionOutcome.BLOCKED
+            blocked = f"the driver pod may not be evicted: {answer.why}" if is_blocked else ""
+        if blocked:
             self._keep(self._record().with_open(replace(started, started=False)))
-            self._refused = f"the driver pod may not be evicted: {answer.why}"
+            self._refused = blocked
             self._undo(facts, self._refused)
 
     def _judge(self, _: RecoveryFacts, decision: RecoveryDecision) -> None:

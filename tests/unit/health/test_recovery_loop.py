@@ -351,6 +351,20 @@ def test_an_approval_of_the_next_step_is_kept_while_one_is_under_way() -> None:
     assert node.node_annotations[KEYS.approve_recovery] == "reboot"
 
 
+def test_an_eviction_is_repeated_only_if_it_disturbs_nobody() -> None:
+    node = world("reload", auto=frozenset({RecoveryStep.RELOAD}))
+    killed(node, "evict")
+    assert node.steps == ["reload.open"]
+    node.blockers_ = ("pod a/b: eviction is not enabled",)
+    node.play(3)
+    assert (node.pods, node.record.attempts, RELOAD in node.files) == (1, (), False)
+    assert "is blocked: pod a/b" in node.note
+    node.blockers_ = ()
+    node.play(8)
+    assert node.steps == ["reload.healed"]
+    node.check_clean()
+
+
 def test_a_process_that_was_suspended_begins_no_step_without_a_new_sample() -> None:
     node = world("reset")
     node.killer.at("lease", lambda: node.clock.sleep(600.0), after=True)
