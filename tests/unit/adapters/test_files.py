@@ -557,8 +557,8 @@ def test_each_file_of_a_profile_that_a_run_keeps_is_a_record_or_a_lock() -> None
     known = {*paths.records(), *paths.locks()}
     kept = {name for name, value in vars(type(paths)).items() if isinstance(value, property | OwnFile)}
     # Figures for metrics, and what health-watch, the rebooter and people write: no run fails without these.
-    others = {"run_figures", "health_record", "mute_file", "ready_withdrawn", "rebooter_lock", "reboot_wish"}
-    others |= {"recovery_lock", "reload_request"}
+    others = {"run_figures", "health_record", "mute_file", "ready_withdrawn", "rebooter_lock", "recovery_lock"}
+    others.add("reboot_wish")
     assert {name for name in kept if getattr(paths, name) not in known} == others
     assert {asdict(paths)[name] for name in ("state_file", "load_record")} < known
 
