@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import asdict
 
 from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.notes import load_text
 from driver_manager.adapters.kube.leases import RECOVERY_LEASE
 from driver_manager.adapters.report.log import LogForm
 from driver_manager.cli import lean
@@ -88,6 +89,7 @@ class OtherNode:
         self._machine, self._folder, self.api = machine, folder, machine.api
         tree = HostTree(folder / "host", folder / "bin", PROFILE)
         tree.build()
+        tree.serve(PROFILE.paths.driver_root, "1.0", "")
         self._roots = HostRoots(tree.root, tree.root / "proc", tree.root / "sys", tree.root / "dev")
         self.path = f"/api/v1/nodes/{self.name}"
         self.api.post("/api/v1/nodes", node_body(self.name, {}, {}, tree.boot_id))
@@ -101,7 +103,7 @@ class OtherNode:
         """One turn of the recovery of its wedge; what it answers."""
         way = lean.NodeWay(self.name, str(self._folder), SERVICE_ADDRESS, "443")
         settings = RecoverySettings(namespace=NAMESPACE)
-        document = {
+        document: Json = {
             "task": "recover",
             "way": asdict(way),
             "roots": self._roots.to_document(),
@@ -110,6 +112,7 @@ class OtherNode:
             "profile": encode_profile(PROFILE),
             "seen": asdict(WedgeSeen(is_wedged=True, since_s=int(time.time()) - 60, reason="npu 0 does not answer")),
         }
+        document["seen"]["load"] = load_text(self._roots, PROFILE.modules)
         # Its pod, as the kernel shows it to a process in it.
         group = self._folder / "cgroup"
         group.write_text(f"0::/kubepods/pod{self._uid}/{'c' * 64}\n")
