@@ -52,6 +52,7 @@ SUBSTITUTIONS = (
     Substitution(r"(N|A|D|read -r NS P IMAGE)[= ].+", None, "no cluster; the node tier and test_pages.py have one"),
     Substitution(r"kubectl .*?exec .*?-- (.+)", r"\1", "no cluster: what runs in the container is run"),
     Substitution(r"(kubectl|kustomize|helm|crictl) .+", None, "no cluster here; deploy/ has tests of its own"),
+    Substitution(r"(kind|sed) .+|\.venv/bin/driver-manager .+", None, "the quickstart's; the node tier runs them"),
     Substitution(r"(buildah|podman|docker|skopeo) .+", None, "no image here; the image tier builds and runs it"),
     Substitution(r"(git|sudo|apt-get|curl|ssh|systemctl|setup-envtest) .+", None, "the world, not this project"),
     Substitution(r"\(umask 077; kubectl .+\)", None, "no cluster here; test_pages.py has one"),
