@@ -38,7 +38,7 @@ def broken(page: Path) -> Iterator[str]:
             yield link
 
 
-@pytest.mark.parametrize("page", (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
     assert list(broken(page)) == []
 

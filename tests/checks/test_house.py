@@ -23,8 +23,8 @@ TESTS = Path(__file__).parents[1]
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
 MODULES = 125
-PACKAGE_LINES = 46_200
-TEST_LINES = 87_800
+PACKAGE_LINES = 46_700
+TEST_LINES = 89_600
 
 CHOICES_AMONG_STEPS = 9
 SHORT_LINES = 60
