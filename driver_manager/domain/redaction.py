@@ -29,7 +29,7 @@ _NAMED = re.compile(_WORDS, re.IGNORECASE)
 
 _PATTERNS = (
     # PEM (RFC 7468), also with its line feeds escaped, or without its end.
-    (re.compile(r"-----BEGIN [A-Z0-9 ]{1,64}-----(?:[^-]|-(?!----)){0,65536}(?:-----END [A-Z0-9 ]{1,64}-----)?"), "%"),
+    (re.compile(r'-----BEGIN [A-Z0-9 ]{1,64}-----(?:[^-"]|-(?!----)){0,65536}(?:-----END [A-Z0-9 ]{1,64}-----)?'), "%"),
     (re.compile(r"""(\bauthorization\\?["']?\s*[:=]\s*\\?["']?)[^\n"'\\,}]+""", re.IGNORECASE), r"\1%"),
     (re.compile(r"(\bbearer\s+)[A-Za-z0-9._~+/=-]{12,}", re.IGNORECASE), r"\1%"),
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"), "%"),  # JWT (RFC 7519)

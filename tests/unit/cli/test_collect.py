@@ -143,7 +143,8 @@ def test_no_planted_secret_is_in_the_archive_and_the_rest_is(node: ByHand) -> No
     pod, namespace = plant(node), node.cluster.namespace
     found = collected()
     everything = "\n".join(found.texts.values())
-    leaks = [(secret, name) for secret in SECRETS for name, text in found.texts.items() if secret in text]
+    hidden = (*SECRETS, *node.cluster.server.tokens)
+    leaks = [(secret, name) for secret in hidden for name, text in found.texts.items() if secret in text]
     assert leaks == []
     assert [found[name] for name in found.texts if name.endswith(".json") and not name.startswith("host/")]
     assert "last-applied" not in everything
@@ -188,6 +189,8 @@ def test_an_archive_of_a_node_has_what_the_commands_print_and_what_they_read(
     assert {f"host{path}" for path in wanted} <= found.texts.keys()
     assert [text for name, text in found.texts.items() if "evidence" in name] == [f"evidence {n}\n" for n in (4, 3, 2)]
     assert found.texts["kernel.log"] == "[1.000000] Rebellions: hello\n"
+    put(node, "/dev/kmsg", kernel[0])
+    assert collected().texts["kernel.log"] == ""
     assert f"{len(found.manifest['files'])} file(s)" in capfd.readouterr().err
 
 
@@ -227,6 +230,7 @@ def test_without_a_cluster_the_host_is_collected(
         found = collected()
     assert {"status.txt", f"host{node.tree.profile.paths.health_record}"} <= found.texts.keys()
     assert found.left["pods"] == {"absent": "unreadable", "silent": "timeout"}[config]
+    assert ("as the API server does not answer" in found.texts["manifest.json"]) == (config == "silent")
 
 
 def test_a_laptop_collects_a_node_without_its_host_and_a_missing_node_is_an_error(
@@ -334,6 +338,9 @@ def test_secrets_in_texts_are_redacted_once(text: str) -> None:
     assert REDACTED in found
     assert [secret for secret in SECRETS if secret in found] == []
     assert redacted(found) == found
+    line = redacted(json.dumps({"message": text, "token": text, "level": "info"}))
+    assert [secret for secret in SECRETS if secret in line] == []
+    assert json.loads(line)["level"] == "info"
 
 
 def test_values_of_names_of_secrets_are_redacted() -> None:
