@@ -58,9 +58,9 @@ _ONCE_CODES = {
 def health_watch_command(*, once: bool, handover: bool, output: str, values: Values) -> int:
     """Run the profile's probe at an interval; after several consecutive failures the driver counts as wedged.
 
-    Then the driver's ready marker is withdrawn; where only a reboot helps, the recovery marker is written for the
-    rebooter. Both are undone when the driver recovers. A short-lived process reports changes on the Node. SIGHUP
-    reloads the profile.
+    Then the driver's ready marker is withdrawn, and the steps of a recovery are taken, each once it is approved or in
+    AUTO_RECOVER: reset the device, reload the driver, ask for a reboot. A driver that recovers gets its marker back.
+    SIGHUP reloads the profile.
     """
     launch = _launch(values)
     if once:

@@ -35,7 +35,14 @@ from driver_manager.domain.health.watch import HealthState, History, compared, d
 from driver_manager.domain.host import PREVIOUS, Holder, Host, ProbeResult, StagedSlot, StagedSlots
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import Node
-from driver_manager.domain.node_state import NO_RECOVERY, LastOutcome, Recovery, RecoveryState, decode_generation
+from driver_manager.domain.node_state import (
+    NO_RECOVERY,
+    LastOutcome,
+    Recovery,
+    RecoveryState,
+    decode_generation,
+    recovery_text,
+)
 from driver_manager.domain.observation import Loader, Mode, Observation, ObservedPart, Policy
 from driver_manager.domain.outage import words
 from driver_manager.domain.pci import PciFunction
@@ -55,7 +62,6 @@ from driver_manager.domain.status import (
     approval_command,
     attention,
     headline,
-    recovery_text,
 )
 from driver_manager.domain.swap.node_patches import has_managers_cordon, has_rebooters_cordon
 from driver_manager.domain.swap.steps import Plan, as_json

@@ -13,7 +13,7 @@ from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health import watch
 from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.host import Health, ProbeResult
-from driver_manager.domain.node_state import Recovery, RecoveryState
+from driver_manager.domain.node_state import Recovery, RecoveryState, recovery_text
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.text import without_numbers
 
@@ -477,7 +477,7 @@ class HealthWatch:
             before.state,
             without_numbers(before.reason),
         ):
-            self._reporter.info(f"recovery: {' '.join(filter(None, (after.step, after.state.value)))}: {after.reason}")
+            self._reporter.info(f"recovery: {recovery_text(after) or 'over'}")
         if after != before:
             self._history = replace(self._history, recovery=after)
             self._remember()

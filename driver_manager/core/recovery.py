@@ -353,7 +353,7 @@ class NodeRecovery:
         self._leave_slot(node, record)
         self._keep(replace(record.with_open(replace(attempt, closed=True)), slot=None))
         if not is_healed:
-            self._refused = f"waits for a sample after the {attempt.step.value}"
+            self._refused = f"waits for a sample after the {attempt.step.value}, which did not help: {decision.reason}"
 
     def _give_up(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
         self._post(events.NEEDS_SERVICE, decision.reason, facts.wedge, warning=True)

@@ -148,6 +148,8 @@ class Recovery(Struct, frozen=True):
 
 
 NO_RECOVERY = Recovery()
+IS_BLOCKED = "is blocked"
+"""Begin of the reason of a step that would disturb a user."""
 WAITS_FOR_APPROVAL = "waits for approval"
 """Begin of the reason of a step without an approval."""
 
@@ -171,6 +173,17 @@ def decode_note(text: str) -> Recovery | None:
     except Unreadable:
         return None
     return found if found.step in _STEPS else None
+
+
+def recovery_text(found: Recovery) -> str:
+    """What is done about a wedge, "" if nothing."""
+    words = {
+        RecoveryState.NONE: "",
+        RecoveryState.WAITING: f"next step {found.step}" if found.step else "the next step waits",
+        RecoveryState.UNDER_WAY: f"{found.step or 'recovery'} under way",
+        RecoveryState.NEEDS_SERVICE: "needs service",
+    }[found.state]
+    return f"{words}: {found.reason}" if words and found.reason else words
 
 
 def recovery_on(node: Node, keys: NodeKeys) -> Recovery:

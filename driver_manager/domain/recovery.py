@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet.spec import UNDER_WAY_WORDS, decode_node_record
 from driver_manager.domain.node import Node, NodeChange
-from driver_manager.domain.node_state import WAITS_FOR_APPROVAL, Recovery, RecoveryState, encode_note
+from driver_manager.domain.node_state import IS_BLOCKED, WAITS_FOR_APPROVAL, Recovery, RecoveryState, encode_note
 from driver_manager.domain.profile import Profile, RecoveryStep
 from driver_manager.domain.reboot.state import SlotsSeen
 from driver_manager.domain.text import several, without_numbers
@@ -440,7 +440,7 @@ def _users(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | N
     found = facts.holders if step is RecoveryStep.RESET else facts.blockers
     if found is None:
         return RecoveryDecision(RecoveryAct.ASK_USERS, "check who would be disturbed", step)
-    return _held_back(record, facts, f"is blocked: {several(found, '; ')}") if found else None
+    return _held_back(record, facts, f"{IS_BLOCKED}: {several(found, '; ')}") if found else None
 
 
 def _slot(record: RecoveryRecord, facts: RecoveryFacts) -> RecoveryDecision | None:

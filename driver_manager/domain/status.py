@@ -14,12 +14,14 @@ from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, 
 from driver_manager.domain.journal import JournalUnreadable, Owner
 from driver_manager.domain.node import Node, Pod, PodList
 from driver_manager.domain.node_state import (
+    IS_BLOCKED,
     NO_RECOVERY,
     WAITS_FOR_APPROVAL,
     LastOutcome,
     NodeState,
     Recovery,
     RecoveryState,
+    recovery_text,
 )
 from driver_manager.domain.observation import Loader, Mode, Observation, ObservedPart
 from driver_manager.domain.pods.client_record import ClientRecord
@@ -183,17 +185,6 @@ def _wedged(facts: StatusFacts) -> Headline | None:
     return Headline(
         NodeState.WEDGED, f"the driver does not serve its devices{reason}{'; ' if then else ''}{then}", since
     )
-
-
-def recovery_text(found: Recovery) -> str:
-    """What is done about a wedge, "" if nothing."""
-    words = {
-        RecoveryState.NONE: "",
-        RecoveryState.WAITING: f"next step {found.step}" if found.step else "the next step waits",
-        RecoveryState.UNDER_WAY: f"{found.step or 'recovery'} under way",
-        RecoveryState.NEEDS_SERVICE: "needs service",
-    }[found.state]
-    return f"{words}: {found.reason}" if words and found.reason else words
 
 
 def _failed_headline(facts: StatusFacts) -> Headline | None:
@@ -366,17 +357,17 @@ def _wedge(facts: StatusFacts) -> Iterator[Attention]:
 def _recovery_remedy(facts: StatusFacts) -> str:
     """What to do about a wedge with a recovery, "" without one."""
     found = facts.recovery
-    match found.state:
-        case RecoveryState.NONE:
-            return ""
-        case RecoveryState.NEEDS_SERVICE:
-            return SERVICE
-        case RecoveryState.UNDER_WAY:
-            return "No action needed: health-watch waits for the result."
+    if found.state is not RecoveryState.WAITING:
+        under_way = "No action needed: health-watch waits for the result."
+        return {RecoveryState.NEEDS_SERVICE: SERVICE, RecoveryState.UNDER_WAY: under_way}.get(found.state, "")
     if found.step == RecoveryStep.REBOOT.value:
         return _reboot_remedy(facts)
     command = approval_command(facts)
-    return f"Approve the {found.step} ({command})." if command else "No action needed: health-watch starts it then."
+    if command:
+        return f"Approve the {found.step} ({command})."
+    if found.reason.startswith(IS_BLOCKED):
+        return "End what blocks it, or approve a later step of the recovery."
+    return "No action needed: health-watch starts it then."
 
 
 def approval_command(facts: StatusFacts) -> str:
@@ -385,7 +376,7 @@ def approval_command(facts: StatusFacts) -> str:
     is_asked = found.state is RecoveryState.WAITING and found.reason.startswith(WAITS_FOR_APPROVAL)
     if not is_asked or not found.step or not key or node.annotations.get(key) == found.step:
         return ""
-    return f"kubectl annotate node {node.name} {key}={found.step}"
+    return f"kubectl annotate --overwrite node {node.name} {key}={found.step}"
 
 
 def _recovering(facts: StatusFacts) -> Iterator[Attention]:

@@ -15,8 +15,8 @@ from msgspec.structs import asdict, replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.parsers import PARSERS, SHOWS_USE
-from driver_manager.domain.profile import AUTO as AUTO
 from driver_manager.domain.profile import (
+    ADDRESS,
     PREFIXED_KEY,
     ChangeBy,
     LoadScope,
@@ -29,6 +29,7 @@ from driver_manager.domain.profile import (
     RootsNeeded,
     Strategy,
 )
+from driver_manager.domain.profile import AUTO as AUTO
 from driver_manager.domain.profile import may_pause as may_pause
 from driver_manager.domain.schema import TOML, Problem, Reader
 from driver_manager.domain.text import one_line
@@ -141,7 +142,7 @@ def _recovery(profile: Profile) -> Iterator[Problem]:
     if RecoveryStep.RELOAD in steps and profile.strategy is not Strategy.IN_PLACE:
         yield Problem.of("recovery", "reload", 'no reload with strategy = "reboot", which never unloads the driver')
     if (RecoveryStep.RESET in steps) != (profile.reset is not None):
-        yield Problem.of("recovery", [step.value for step in steps], "reset where the table [reset] is, else none")
+        yield Problem.of("recovery", [step.value for step in steps], "reset and the table [reset], or neither of them")
     if steps and profile.probe is None:
         yield _needed("probe", "recovery")
     if set(steps) - {RecoveryStep.REBOOT} and not profile.paths.recovery_record:
@@ -149,6 +150,10 @@ def _recovery(profile: Profile) -> Iterator[Problem]:
     if RecoveryStep.REBOOT in steps and not profile.paths.rebooter_record:
         yield _needed("paths.rebooter_record", "recovery")
     reset = profile.reset
+    for name in ("args", "before", "after") if reset is not None else ():
+        args: tuple[str, ...] = getattr(reset, name)
+        if args and (ADDRESS not in " ".join(args) or re.search(r"[{}]", " ".join(args).replace(ADDRESS, ""))):
+            yield Problem.of(f"reset.{name}", list(args), f"arguments with {ADDRESS}, and without other braces")
     if reset is not None and bool(reset.minor_in) != bool(reset.minor_line):
         yield Problem.of("reset.minor_line", reset.minor_line, "a line if reset.minor_in is set, else none")
 

@@ -317,7 +317,7 @@ class LoopPlay:
 
     def _state(self) -> NodeSummary:
         node = self._cluster.node()
-        return summary_of(node, self._machines[0].tree, journal=bool(self._left_on(node)))
+        return summary_of(node, self._machines[0].tree, journal=self._keys.journal in self._left_on(node))
 
     def _left_on(self, node: dict[str, Any]) -> dict[str, str]:
         """Annotations that should be gone at the end: all but those about the last run."""
@@ -495,7 +495,7 @@ RECOVERY_SCENARIOS = {
         RecoveryScenario("recovery-by-itself", "the chip recovers before a reset is approved: nothing is done"),
         RecoveryScenario(
             "recovery-exhausted",
-            "nothing helps: the steps are tried up to their limits, then the node needs service",
+            "nothing helps, and no reboot is allowed: steps are tried up to their limits, then the node needs service",
             healed_by=NEVER,
             automatic="reset,reload",
             steps=("reset.failed", "reset.failed", "reload.failed"),

@@ -183,7 +183,7 @@ def _toml(value: Any) -> str:
         case Enum():
             return f'"{value.value}"'
         case tuple():
-            return "[" + ", ".join(f'"{item}"' for item in value) + "]" if value else ""
+            return "[" + ", ".join(_toml(item) for item in value) + "]" if value else ""
         case bool():
             return str(value).lower()
         case float():

@@ -156,7 +156,7 @@ def test_status_shows_the_recovery_of_a_wedge(
         assert run(["status", "-o", "json"]) == ExitCode.DONE
         later = json.loads(capfd.readouterr().out)
     waits = f"waits for approval: annotate the Node with {keys.approve_recovery}=reload"
-    command = f"kubectl annotate node {NODE} {keys.approve_recovery}=reload"
+    command = f"kubectl annotate --overwrite node {NODE} {keys.approve_recovery}=reload"
     assert shown["recovery"] == {
         "state": "waiting",
         "step": "reload",

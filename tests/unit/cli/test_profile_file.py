@@ -236,6 +236,7 @@ TELLING: tuple[Any, ...] = (
         "lost",
         ["/run/xyz"],
         ["reboot"],
+        ["-r", "{address}"],
     ),
 )
 """For each key of a profile, one of these is another value that is right."""

@@ -175,7 +175,7 @@ def recovered(scenario: RecoveryScenario) -> Played:
 def test_a_recovery_ends_as_expected(name: str) -> None:
     played = recovered(RECOVERY_SCENARIOS[name])
     assert played.report.problems == []
-    users = [line for line in played.lines if "recovery: reset waiting: " in line and "trainer (pid 4242)" in line]
+    users = [line for line in played.lines if "recovery: next step reset: " in line and "trainer (pid 4242)" in line]
     assert len(users) == (name == "recovery-in-use")
 
 

@@ -243,7 +243,7 @@ APPROVED = {KEYS.approve_recovery: "reset"}
 @pytest.mark.parametrize(
     ("found", "notes", "remedy"),
     [
-        (WAITS, {}, f"Approve the reset (kubectl annotate node node-1 {KEYS.approve_recovery}=reset)."),
+        (WAITS, {}, f"Approve the reset (kubectl annotate --overwrite node node-1 {KEYS.approve_recovery}=reset)."),
         (WAITS, {KEYS.approve_recovery: "reload"}, "Approve the reset"),
         (WAITS, APPROVED, "No action needed"),
         (replace(WAITS, reason="waits for users: ns/job"), {}, "No action needed"),

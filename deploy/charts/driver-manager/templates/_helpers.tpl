@@ -133,6 +133,9 @@ health-watch, which checks before a reload whether users' pods may be evicted, t
 {{- if and $root.Values.recovery.auto (not (include "driver-manager.has" (list $root "recovery"))) }}
 {{- fail "recovery.auto needs recovery.enabled" }}
 {{- end }}
+{{- if and (has "reboot" $root.Values.recovery.auto) (not (include "driver-manager.has" (list $root "rebooter"))) }}
+{{- fail "reboot in recovery.auto needs rebooter.enabled" }}
+{{- end }}
 {{- with $own.configDigest }}{{ $_ := set $template.metadata.annotations "driver-manager.rebellions.ai/driver-config-digest" . }}{{ end }}
 {{- end }}
 {{- end }}
