@@ -14,13 +14,23 @@ from driver_manager.domain.settings import HEADINGS
 
 REDACTED = "REDACTED"
 
-_WORDS = "passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credential|key-data"
+_WORDS = (
+    "passw(?:or)?d|passphrase|passcode|secret|token|credential|key-data|session[_-]?id|x-amz-signature"
+    "|(?:api|access|private|account|signing|encryption|ssh)[_-]?key"
+)
 _MOST = 8192
 _NAMED_VALUE = re.compile(
-    rf"""((?:{_WORDS})[\w.-]{{0,32}}\\*["']?\s*[:=]\s*)(?P<value>"""
-    # In quotes, in escaped quotes, or one word, which is not redacted yet and is not a value of JSON.
-    rf"""\"(?:[^"\\]|\\.){{0,{_MOST}}}\"|(?P<quote>\\+["'])(?:(?!(?P=quote)).){{0,{_MOST}}}(?P=quote)"""
-    rf"""|'[^'\n]{{0,{_MOST}}}'|(?!["'\\]*{REDACTED}|(?:true|false|null)\b)["'\\]*[^\s,;}}\]"'\\]+)""",
+    # A name, or a name and `value` as in a variable of a container, with the quote behind it.
+    rf"""((?:{_WORDS})[\w.-]{{0,32}}+(?:(?:\\*+["'])?+,?(?:\s|\\n)*+(?:\\*+["'])?+value)?(?P<end>\\*+["'])?+\s*+(?:[:=]{{1,2}}+>?|%3d)\s*+)"""
+    # In quotes, in escaped quotes, or in quotes without an end.
+    rf"""(?P<value>\"(?:[^"\\]|\\.){{0,{_MOST}}}\"|(?P<quote>\\+["'])(?:(?!(?P=quote)|(?<!\\)\").){{0,{_MOST}}}(?P=quote)"""
+    rf"""|'(?:[^'\n]|''){{0,{_MOST}}}'|["'][^"'\n]*(?=\n|\Z)|\\+["'][^"'\n\\]*(?=["\n]|\Z)"""
+    # A block of YAML, a list or an object.
+    r"""|[|>][-+\d]{0,2}[ \t]*(?:(?:\n[ \t][^\n]*)++|(?:\\n[ \t][^\n"\\]*)++)"""
+    r"""|\[[^][{}]*+\]|\{(?:[^{}]|\{[^{}]*+\})*+\}"""
+    # One word, which is not redacted yet and is not a value of JSON. A mark within it does not begin another name.
+    rf"""|(?!["'\\]*{REDACTED}\b|(?:true|false|null)(?![^\s,;}}\]"'\\]))"""
+    r"""["'\\]*(?:[^\s,;}\]"'\\]|[,;}\]'](?=[\w+/-])(?![\w.-]{1,64}[:=])|\\(?=[^\s"'\\/bfnrtu]))+)""",
     re.IGNORECASE,
 )
 _OPENING = re.compile(r"""\\*["']?""")
@@ -28,18 +38,39 @@ _BLOB = re.compile(r"[A-Za-z0-9+/_-]{40,}={0,2}")
 _NAMED = re.compile(_WORDS, re.IGNORECASE)
 
 _PATTERNS = (
-    # PEM (RFC 7468), also with its line feeds escaped, or without its end.
+    # PEM (RFC 7468), also with its line feeds escaped, without its end, or without its beginning.
     (re.compile(r'-----BEGIN [A-Z0-9 ]{1,64}-----(?:[^-"]|-(?!----)){0,65536}(?:-----END [A-Z0-9 ]{1,64}-----)?'), "%"),
-    (re.compile(r"""(\bauthorization\\?["']?\s*[:=]\s*\\?["']?)[^\n"'\\,}]+""", re.IGNORECASE), r"\1%"),
-    (re.compile(r"(\bbearer\s+)[A-Za-z0-9._~+/=-]{12,}", re.IGNORECASE), r"\1%"),
-    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"), "%"),  # JWT (RFC 7519)
-    (re.compile(r"(://)[^/\s:@\"']{0,256}:[^/\s@\"']{1,256}(?=@)"), r"\1%"),
-    (re.compile(rf"((?<![\w-])--[\w-]{{0,32}}(?:{_WORDS})[\w-]{{0,32}}\s+)[^\s\"'\\]+", re.IGNORECASE), r"\1%"),
+    (re.compile(r"\A(?:[A-Za-z0-9+/=]{0,128}\r?\n)++-----END [A-Z0-9 ]{1,64}-----"), "%"),
+    # With the parameters of RFC 9110, which may be in quotes.
+    (
+        re.compile(
+            r"""(\b(?:authorization|cookie)\\*["']?\s*[:=]\s*\\*["']?)"""
+            r"""(?:(?!\s\w{1,64}=\\*")[^\n"'\\,}]|,?\s?\w{1,64}=\\*"[^"\\\n]*\\*"|,\s?\w{1,64}=)+""",
+            re.IGNORECASE,
+        ),
+        r"\1%",
+    ),
+    (re.compile(r"""(\bbearer[\s:=]+["'\\]*)[A-Za-z0-9._~+/=-]{12,}""", re.IGNORECASE), r"\1%"),
+    # JWT and JWE (RFC 7519, RFC 7516). Each run of letters is looked at once.
+    (re.compile(r"(?<![\w-])(?=[\w-]{11,}+\.)([\w-]*?)\beyJ[\w-]{8,}+(?:\.[\w-]*){1,4}"), r"\1%"),
+    # Tokens whose issuers mark them by how they begin.
+    (
+        re.compile(
+            r"\b(?:A[KS]IA|AIza|gh[oprsu]_|github_pat_|glpat-|hf_|hvs\.|npm_|dckr_pat_|sk-|xox[a-z]-|ya29\.)[\w-]{16,}"
+        ),
+        "%",
+    ),
+    # The user part of a URL; a port and a path may be before an @.
+    (re.compile(r"(://)(?:[^\s/:\"'@]{0,256}:(?!\d{1,5}/)[^\s\"']{1,256}|[^\s/\"']{1,512})(?=@)"), r"\1%"),
+    (re.compile(r"((?<!\S)(?:-u|--(?:proxy-)?user)[\s=]+)[^\s:\"'\\]{1,256}:[^\s\"'\\]+"), r"\1%"),
+    (re.compile(r"""(\"auth\\*"\s*:\s*\\*")[^"\\]+"""), r"\1%"),
+    (re.compile(rf"((?<![\w-])--[\w-]{{0,32}}(?:{_WORDS})[\w-]{{0,32}}+\s+)[^\s\"'\\]+", re.IGNORECASE), r"\1%"),
 )
 
 
 def redacted(text: str) -> str:
     """`text` without PEM blocks, tokens, passwords in URLs, values of names such as `token`, and base64 blobs."""
+    text = text.replace("\0", "")  # of UTF-16, in which no name would be found
     for pattern, instead in _PATTERNS:
         text = pattern.sub(instead.replace("%", REDACTED), text)
     return _BLOB.sub(_without_blob, _NAMED_VALUE.sub(_without_value, text))
@@ -49,8 +80,10 @@ def _without_value(found: re.Match[str]) -> str:
     """The name with its value replaced; quotes stay, as they may be those of JSON."""
     opening = _OPENING.match(found["value"])
     quote = opening[0] if opening is not None else ""
-    is_quoted = bool(quote) and found["value"][len(quote) :].endswith(quote)
-    return found[1] + (f"{quote}{REDACTED}{quote}" if is_quoted else REDACTED)
+    if quote and len(found["value"]) > len(quote) and found["value"].endswith(quote):
+        return f"{found[1]}{quote}{REDACTED}{quote}"
+    end = "" if quote else found["end"] or ""
+    return f"{found[1]}{end}{REDACTED}{end}"
 
 
 def _without_blob(found: re.Match[str]) -> str:
@@ -60,16 +93,21 @@ def _without_blob(found: re.Match[str]) -> str:
     return REDACTED if all(any(map(kind, text)) for kind in kinds) else text
 
 
-def redacted_values(body: Any) -> Any:
-    """A JSON value whose texts are redacted, and whose texts with a key such as `token` are replaced."""
+def redacted_values(body: Any, *, is_secret: bool = False) -> Any:
+    """A JSON value whose texts are redacted, and whose texts below a key such as `token` are replaced."""
     if isinstance(body, str):
-        return redacted(body)
+        return REDACTED if is_secret else redacted(body)
     if isinstance(body, dict):
+        is_variable = bool(_NAMED.search(str(body.get("name"))))
         return {
-            key: REDACTED if isinstance(value, str) and _NAMED.search(key) else redacted_values(value)
+            redacted(key): redacted_values(
+                value, is_secret=is_secret or bool(_NAMED.search(key)) or (is_variable and key == "value")
+            )
             for key, value in body.items()
         }
-    return [redacted_values(value) for value in body] if isinstance(body, list | tuple) else body
+    if isinstance(body, list | tuple):
+        return [redacted_values(value, is_secret=is_secret) for value in body]
+    return body
 
 
 # Forms of objects: the allowed keys, each with the form of its value; True for a value that is kept whole.

@@ -7,6 +7,7 @@ import io
 import json
 import socket
 import tarfile
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -331,6 +332,21 @@ def test_words_and_digests_stay(text: str) -> None:
         f"Proc-Type: 4\n{PEM}",
         TOKEN,
         f"x={BLOB}",
+        f'Authorization: Digest username="x", response="{SPOKEN}"',
+        f"Cookie: session={SPOKEN}",
+        f"git clone https://{SPOKEN}@host/x",
+        f"https://user:a@b/{SPOKEN}@host/",
+        f"curl -u admin:{SPOKEN} https://host",
+        f'"tokens": ["{SPOKEN}"], "secret": {{"of": {{"a": "{SPOKEN}"}}}}',
+        f'"name": "DB_PASSWORD", "value": "{SPOKEN}"',
+        f"- name: DB_PASSWORD\n  value: {SPOKEN}",
+        f"password: |\n  {SPOKEN}",
+        f'password="ab {SPOKEN}',
+        f"password=ab,{SPOKEN};{SPOKEN}",
+        f"token=true-{SPOKEN}",
+        "\0".join(f"token={SPOKEN}"),
+        f"ghp_{SPOKEN}{'a' * 16}".replace("-", ""),
+        f"eyJhbGciOiJkaXIifQ..{SPOKEN}.x",
     ],
 )
 def test_secrets_in_texts_are_redacted_once(text: str) -> None:
@@ -341,6 +357,37 @@ def test_secrets_in_texts_are_redacted_once(text: str) -> None:
     line = redacted(json.dumps({"message": text, "token": text, "level": "info"}))
     assert [secret for secret in SECRETS if secret in line] == []
     assert json.loads(line)["level"] == "info"
+
+
+@pytest.mark.parametrize("value", [4711, [SPOKEN], {"of": [{"a": SPOKEN}]}, SPOKEN])
+def test_json_is_whole_and_has_no_value_of_a_name_of_a_secret(value: Any) -> None:
+    found = redacted(json.dumps({"apiToken": value, "level": "info"}))
+    assert json.loads(found) == {"apiToken": REDACTED, "level": "info"} or isinstance(value, dict)
+    assert SPOKEN not in found
+    assert SPOKEN not in str(redacted_values({"apiToken": value}))
+
+
+def test_the_rest_of_a_pem_block_that_a_limit_cut_is_redacted() -> None:
+    assert redacted(f"{PEM.partition(chr(10))[2]}\nend") == f"{REDACTED}\nend"
+
+
+RUNS = (
+    "eyJ" + "a-" * 100,
+    "-eyJ",
+    "token" + "\\" * 1000,
+    "token=" + " " * 500,
+    "--token",
+    "token={a{}",
+    "://a:",
+    "AAAA\n",
+)
+
+
+@pytest.mark.parametrize("run_of", RUNS)
+def test_the_time_of_a_long_text_grows_with_its_length(run_of: str) -> None:
+    began_s = time.process_time()
+    redacted(run_of * (200_000 // len(run_of)))
+    assert time.process_time() - began_s < 3.0  # 0.5 s, or a minute where a pattern looks again at each letter
 
 
 def test_values_of_names_of_secrets_are_redacted() -> None:
