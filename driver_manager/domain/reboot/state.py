@@ -153,7 +153,9 @@ REBOOT_RECORD_FORM = Form(
 def encode_reboot_record(record: Record) -> str:
     body = body_of(record)
     if record.pending is not None and record.pending.refused_s is None:
-        del body["pending"]["refused"], body["pending"]["refusal"]
+        del body["pending"]["refused"]
+        if not record.pending.refusal:
+            del body["pending"]["refusal"]
     return REBOOT_RECORD_FORM.write(body) + "\n"
 
 

@@ -43,6 +43,7 @@ from driver_manager.domain.profile import Probe, Profile, decode_profile, encode
 from driver_manager.domain.reboot import state as reboot_record
 from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from driver_manager.domain.reboot.state import Record, Slots, decode_slots, encode_slots
+from driver_manager.domain.recovery import RecoveryRecord, decode_recovery_record, encode_recovery_record
 from driver_manager.domain.text import MAX_DURATION_S, is_digest, parse_duration
 from driver_manager.domain.wire import parsed
 from driver_manager.sandbox.fake_tools import NPU_SMI_TABLE
@@ -297,6 +298,9 @@ ROLLOUTS = tuple(
 )
 
 RECORDS = kept(reboot_record.decode_reboot_record, reboot_record.encode_reboot_record, Record)
+RECOVERIES = kept(decode_recovery_record, encode_recovery_record, RecoveryRecord)
+RELOAD = failure_note.ReloadRequest(BOOT, "7", "npu 0 is lost")
+RELOADS = kept(failure_note.decode_reload_request, failure_note.encode_reload_request, failure_note.ReloadRequest)
 SLOTS = kept(decode_slots, encode_slots, Slots)
 GENERATIONS = kept(decode_generation, encode_generation, Generation)
 TARGETS = (
@@ -307,6 +311,8 @@ TARGETS = (
     Target("failure-note", read_failure, golden("failure-*.json"), Form.JSON),
     Target("marker", read_marker, (*golden("marker-*.json"), b"driver upgrade needs a reboot\n"), Form.JSON),
     Target("rebooter-record", RECORDS, golden("rebooter-*.json"), Form.JSON),
+    Target("recovery-record", RECOVERIES, golden("recovery-v*.json"), Form.JSON),
+    Target("reload-request", RELOADS, (failure_note.encode_reload_request(RELOAD).encode(),), Form.JSON),
     Target("slots", SLOTS, golden("slots-*.json"), Form.JSON),
     Target("client-record", read_clients, golden("clients-*.json"), Form.JSON),
     Target("generation", GENERATIONS, golden("generation-*.json"), Form.JSON),

@@ -37,7 +37,15 @@ GOOD: dict[str, Any] = json.loads(RECORD_FILES[0].read_text())
 REQUESTS = st.builds(RebootRequest, st.text(max_size=40), st.sampled_from(REASONS), st.integers(0, 2**40))
 FLAGS = dict.fromkeys(("approved", "approved_recovery", "counted", "cleared", "given"), st.booleans())
 TIMES = dict.fromkeys(("commanded_s", "forced_s", "refused_s"), st.none() | st.floats(0, 1e9))
-PENDINGS = st.builds(Pending, REQUESTS, st.text(max_size=9), started_s=st.integers(0, 2**40), **FLAGS, **TIMES)
+PENDINGS = st.builds(
+    Pending,
+    REQUESTS,
+    st.text(max_size=9),
+    started_s=st.integers(0, 2**40),
+    refusal=st.text(max_size=9),
+    **FLAGS,
+    **TIMES,
+)
 ATTEMPTS = st.builds(Attempt, st.integers(0, LAST_MOMENT_S), st.sampled_from(REASONS))
 RECORDS = st.builds(
     Record,
