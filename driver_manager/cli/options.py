@@ -35,6 +35,7 @@ from driver_manager.domain.text import (
     spoken,
     words_on_one_line,
     wrapped,
+    writable,
 )
 from driver_manager.domain.wire import seconds_of, written_time
 
@@ -282,7 +283,7 @@ def document(output: str, body: Any) -> str:
     return _yaml(json.loads(text)) if output == "yaml" else text
 
 
-_NUMBER = re.compile(r"[-+]?\.?\d[\d.]*[eE][-+]?\d+|0o[0-7]+")
+_NUMBER = re.compile(r"[-+]?(?:\.\d[\d_]*|\d[\d_]*\.?[\d_]*)(?:[eE][-+]?\d+)?|0o[0-7]+")
 """Strings that are numbers in YAML 1.2, as of Go programs, and strings in YAML 1.1, as of PyYAML: they are quoted."""
 
 
@@ -290,6 +291,7 @@ def _yaml(body: Any) -> str:
     import yaml  # noqa: PLC0415  # no pod needs it
 
     def scalar(dumper: Any, text: str) -> Any:
+        text = writable(text)
         style = '"' if _NUMBER.fullmatch(text) else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

@@ -155,7 +155,7 @@ def test_yaml_and_json_are_the_same_document_of_printable_ascii(body: object) ->
     assert set("".join(found.values())) <= {*string.printable}
 
 
-@pytest.mark.parametrize("text", ["5e7", "1e+5", "-1.5E3", ".5e1", "0o17", "no", "12", "1.0", "~", ""])
+@pytest.mark.parametrize("text", ["5e7", "1e+5", "-1.5E3", ".5e1", "0o17", "08", "1_0e3", "no", "12", "1.0", "~", ""])
 def test_text_that_reads_as_something_else_is_quoted_in_yaml(text: str) -> None:
     assert document("yaml", {"a": text}) in (f'a: "{text}"', f"a: '{text}'")
 
