@@ -11,13 +11,14 @@ import errno
 import io
 import os
 import platform
+import re
 import sys
 import tarfile
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 from urllib.parse import quote, urlencode
 
 import click
@@ -32,7 +33,7 @@ from driver_manager.adapters.kube.transport import NOT_FOUND
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogReporter
 from driver_manager.cli.cluster_status import cluster_body, cluster_text, open_api
-from driver_manager.cli.options import command, with_options
+from driver_manager.cli.options import command, unwritable, with_options
 from driver_manager.cli.reconcile import RUN_OPTIONS, plan_text, policy_for
 from driver_manager.cli.session import PartialRead, Session, host_roots, log_form, named_profile, node_name
 from driver_manager.cli.status import gather, status_body, status_text
@@ -111,8 +112,16 @@ class Bundle:
         self.files: list[Json] = []
         self.left: list[Left] = []
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Write no more: tarfile would try again, and print that it failed."""
+        self._tar.fileobj.closed = True  # type: ignore[attr-defined]
+
     def add(self, name: str, text: str) -> None:
         """Add a file with `text`, of which the newest part is kept. Raises OSError."""
+        name = _plain(name)
         data, room = text.encode(errors="backslashreplace"), min(FILE_BYTES, self._left_bytes)
         is_cut = len(data) > room
         if is_cut:  # at the end of a line, and before it is redacted, so that a huge log takes no long time
@@ -155,6 +164,14 @@ class Bundle:
         about = tarfile.TarInfo(f"{self._name}/{name}")
         about.size, about.mode, about.mtime = len(data), 0o600, int(self._now_s)
         self._tar.addfile(about, io.BytesIO(data))
+
+
+_ODD = re.compile(r"[^\w .:@+,=-]|^\.+$", re.ASCII)
+
+
+def _plain(name: str) -> str:
+    """`name` without what a terminal obeys or leads out of the folder: names of files on the host may have all."""
+    return "/".join(_ODD.sub("_", part) for part in name.split("/"))
 
 
 def _document(body: Any) -> str:
@@ -422,7 +439,11 @@ def _collect_host(bundle: Bundle, session: Session) -> None:
         except OSError as error:
             bundle.left.append(Left(f"host{one}", reason_of(error), str(error.strerror)))
     for path in dict.fromkeys(filter(None, (*known, *runs, *evidence))):
-        bundle.part(f"host{path}", lambda path=path: files.read(path, FILE_BYTES))  # type: ignore[misc]
+        # Not through a symlink, which may lead to the host's passwords. A byte more shows that the file is cut.
+        bundle.part(
+            f"host{path}",
+            lambda path=path: files.read(path, FILE_BYTES + 1, follow_last=False),  # type: ignore[misc]
+        )
 
     def kernel() -> str:
         loaded = session.ports().host.modules()
@@ -465,10 +486,16 @@ def _archive(path: str, default: str) -> Generator[tuple[BinaryIO, str], None, N
     if path == "-":
         if sys.stdout.isatty():
             raise ConfigError("the archive is not printed on a terminal", "Redirect standard output, or give a file.")
-        yield sys.stdout.buffer, "standard output"
+        try:
+            yield sys.stdout.buffer, "standard output"
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise unwritable(error) from error
         return
     target = Path(path or default)
-    target = target / default if target.is_dir() else target
+    target = target / default if os.path.isdir(target) else target  # noqa: PTH112  # False for a name that is too long
     if os.path.lexists(target):
         raise ConfigError(f"{target} exists", "Remove it, or give --output another file.")
     beside = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
@@ -525,8 +552,7 @@ def collect_command(*, node: str, path: str, values: Values) -> int:
     log = session.log if session is not None else log_form(values).reporter(clock.wall)
     now_s = clock.wall()
     title = f"driver-manager-{name}-{written_time(now_s).replace('-', '').replace(':', '')}"
-    with _archive(path, f"{title}.tar.gz") as (stream, target):
-        bundle = Bundle(stream, title, now_s)
+    with _archive(path, f"{title}.tar.gz") as (stream, target), Bundle(stream, title, now_s) as bundle:
         if session is not None:
             _collect_node(values, bundle, missing, session)
         else:

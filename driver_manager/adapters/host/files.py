@@ -235,10 +235,13 @@ class HostFiles:
         with place(self.root, path) as where:
             return os.stat(where.name, dir_fd=where.folder, follow_symlinks=False)
 
-    def read(self, path: str, most_bytes: int = MAX_READ_BYTES) -> str | None:
-        """The first `most_bytes` of the file as text, None if it is missing. Raises OSError."""
+    def read(self, path: str, most_bytes: int = MAX_READ_BYTES, *, follow_last: bool = True) -> str | None:
+        """The first `most_bytes` of the file as text, None if it is missing. Raises OSError.
+
+        Without `follow_last`, a symlink in place of the file is an error (ELOOP).
+        """
         try:
-            with place(self.root, path, follow_last=True) as where:
+            with place(self.root, path, follow_last=follow_last) as where:
                 # Non-blocking, so that a FIFO in place of the file cannot block the run.
                 descriptor = open_in(where, os.O_RDONLY | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import socket
@@ -292,6 +293,34 @@ def test_a_file_that_exists_is_kept_and_standard_output_has_the_whole_archive(
         assert run(["collect", "--output", path]) == ExitCode.USAGE
         assert what in capfdbinary.readouterr().err.decode()
     assert (tmp_path / "x.tar.gz").read_text() == "mine"
+
+
+def test_a_record_is_not_read_through_a_symlink_and_the_names_of_files_are_plain(node: ByHand) -> None:
+    paths, root = node.tree.profile.paths, node.tree.root
+    put(node, "/etc/shadow", "root:$6$salt$hash:1::::::\n")
+    put(node, f"{paths.evidence}/1700000000-\udcff\n\x1b[31m.txt", "evidence")
+    put(node, paths.rebooter_record, "x" * (collect.FILE_BYTES + 2))
+    (root / paths.failure_note.lstrip("/")).symlink_to("/etc/shadow")
+    found = collected()
+    assert [name for name, text in found.texts.items() if "$6$" in text] == []
+    assert found.left[f"host{paths.failure_note}"] == "unreadable"
+    assert found.left[f"host{paths.rebooter_record}"] == "limit"
+    assert found.texts[f"host{paths.evidence}/1700000000-____31m.txt"] == "evidence\n"
+    with collect.Bundle(io.BytesIO(), "a", 0.0) as forged:
+        forged.add("pods/../..a/x.json", "")
+    assert forged.files[0]["name"] == "pods/_/..a/x.json"
+
+
+def test_standard_output_that_is_full_and_a_name_that_is_too_long_are_errors(
+    node: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", full)
+        assert run(["collect", "-f", "-"]) == ExitCode.USAGE
+        with contextlib.suppress(OSError):
+            full.close()
+    assert run(["collect", "-f", "a" * 300]) == ExitCode.USAGE
+    assert "cannot be written: File name too long" in capfd.readouterr().err
 
 
 def test_a_bug_in_one_part_leaves_the_others(node: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
