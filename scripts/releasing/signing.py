@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 
 from scripts.releasing.provenance import BILL, PROVENANCE, STATEMENT, Json, sha256, statement, sums
@@ -29,9 +29,14 @@ class SigningError(Exception):
 
 
 def sign(folder: Path, key: Path) -> list[Path]:
-    """Write the envelope of each statement into the folder. Raises SigningError, OSError."""
-    made = []
-    for name, payload in _payloads(folder):
+    """Write the envelope of each statement into the folder. Raises SigningError, OSError.
+
+    What `verify` would refuse is not signed.
+    """
+    made, payloads = [], dict(_payloads(folder))
+    covered = {one for name, payload in payloads.items() for one in (*_subjects(folder, name, payload), f"{name}.json")}
+    _check_rest(folder, payloads, covered)
+    for name, payload in payloads.items():
         data = json.dumps(payload, sort_keys=True).encode()
         signature = _openssl("-sign", key, encoded(PAYLOAD_TYPE, data))
         envelope = {
@@ -47,21 +52,43 @@ def sign(folder: Path, key: Path) -> list[Path]:
 
 def verify(folder: Path, key: Path) -> list[str]:
     """The names of the files that the signatures cover: all but SHA256SUMS and the envelopes. Raises SigningError."""
-    covered = set[str]()
-    for name, payload in _payloads(folder):
+    covered, payloads = set[str](), dict(_payloads(folder))
+    for name, payload in payloads.items():
         file = f"{name}{ENVELOPE_END}"
         signed = _opened(folder / file, key)
-        for subject in signed["subject"]:
-            path = folder / subject["name"]
-            if not path.is_file() or sha256(path) != subject["digest"]["sha256"]:
-                raise SigningError(f"{file}: {path.name} is not the file that was signed")
-            covered.add(path.name)
+        covered |= _subjects(folder, file, signed)
         if signed != payload:
             raise SigningError(f"{file}: {name}.json is not what was signed")
         covered.add(f"{name}.json")
-    if missed := {path.name for path in _files(folder)} - covered:
-        raise SigningError(f"no signature covers {', '.join(sorted(missed))}")
+    _check_rest(folder, payloads, covered)
     return sorted(covered)
+
+
+def _subjects(folder: Path, file: str, signed: Json) -> set[str]:
+    """The names of the files of a statement, which are as it describes them. Raises SigningError."""
+    try:
+        digests = {one["name"]: one["digest"]["sha256"] for one in signed["subject"]}
+    except (KeyError, TypeError) as error:
+        raise SigningError(f"{file} is not an in-toto statement: {error!r}") from error
+    for name, digest in digests.items():
+        path = folder / name
+        if Path(name).name != name:
+            raise SigningError(f"{file}: {name!r} is not the name of a file of the folder")
+        if not path.is_file() or sha256(path) != digest:
+            raise SigningError(f"{file}: {name} is not the file that was signed")
+    return set(digests)
+
+
+def _check_rest(folder: Path, payloads: Iterable[str], covered: Set[str]) -> None:
+    """Raise SigningError for a file that no statement has, and for a sum in SHA256SUMS that is of another file."""
+    known = {*covered, *(f"{name}{ENVELOPE_END}" for name in payloads), SUMS}
+    if missed := {path.name for path in folder.iterdir()} - known:
+        raise SigningError(f"no signature covers {', '.join(sorted(missed))}")
+    listed = folder / SUMS
+    for line in listed.read_text().splitlines() if listed.is_file() else ():
+        digest, _, name = line.partition("  ")
+        if name not in covered or sha256(folder / name) != digest:
+            raise SigningError(f"{SUMS}: {name or line} is not the file that was signed")
 
 
 def encoded(payload_type: str, payload: bytes) -> bytes:
@@ -77,10 +104,18 @@ def _payloads(folder: Path) -> Iterator[tuple[str, Json]]:
         raise SigningError(f"{folder} has no provenance; scripts/release makes it")
     for path in files:
         if path.name.endswith(PROVENANCE_END):
-            yield path.stem, json.loads(path.read_text())
+            yield path.stem, _document(path)
         elif path.name.endswith(BILL_END):
             image = folder / f"{path.name.removesuffix(BILL_END)}{IMAGE_END}"
-            yield path.stem, statement(BILL, json.loads(path.read_text()), sums([image]))
+            yield path.stem, statement(BILL, _document(path), sums([image]))
+
+
+def _document(path: Path) -> Json:
+    try:
+        found: Json = json.loads(path.read_text())
+    except ValueError as error:
+        raise SigningError(f"{path.name} cannot be read: {error}") from error
+    return found
 
 
 def _files(folder: Path) -> list[Path]:
@@ -97,10 +132,12 @@ def _opened(file: Path, key: Path) -> Json:
         raise SigningError(f"{file.name} cannot be read: {error}") from error
     if kind != PAYLOAD_TYPE or not any(_holds(key, encoded(kind, payload), one) for one in signatures):
         raise SigningError(f"{file.name}: no signature is of this key")
-    made: Json = json.loads(payload)
-    if made["_type"] != STATEMENT or made["predicateType"] not in {PROVENANCE, BILL}:
+    made = json.loads(payload)
+    kinds = (made.get("_type"), made.get("predicateType")) if isinstance(made, dict) else ()
+    if kinds not in ((STATEMENT, PROVENANCE), (STATEMENT, BILL)):
         raise SigningError(f"{file.name} is a statement of another kind")
-    return made
+    found: Json = made
+    return found
 
 
 def _holds(key: Path, data: bytes, signature: bytes) -> bool:

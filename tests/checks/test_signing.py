@@ -126,6 +126,9 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file more": (lambda at: (at / "evil.yaml").write_text(""), "no signature covers evil.yaml"),
     "a file less": (lambda at: (at / "rebellions.yaml").unlink(), "rebellions.yaml is not the file"),
     "no provenance": (lambda at: (at / PROVENANCE).unlink(), "has no provenance"),
+    "the sums": (lambda at: (at / "SHA256SUMS").write_text("ab  rebellions.yaml\n"), "SHA256SUMS: rebellions.yaml is"),
+    "an envelope more": (lambda at: (at / "evil.dsse.json").write_text("{}"), "no signature covers evil.dsse.json"),
+    "no JSON": (lambda at: (at / PROVENANCE).write_text("{"), f"{PROVENANCE} cannot be read"),
     "no envelope": (lambda at: (at / PROVENANCE.replace(".json", ".dsse.json")).unlink(), "cannot be read"),
     "payload": (lambda at: in_envelope(at, payload), "no signature is of this key"),
     "signature": (lambda at: in_envelope(at, signature), "no signature is of this key"),
@@ -144,6 +147,26 @@ def test_a_change_of_anything_is_found(folder: Path, what: str) -> None:
     change(folder)
     with pytest.raises(signing.SigningError, match=error):
         signing.verify(folder, public)
+
+
+WRONG: dict[str, tuple[Callable[[Path, dict[str, Any]], object], str]] = {
+    "another file": (lambda _, made: made["subject"][0]["digest"].update(sha256="ab"), "is not the file"),
+    "a file more": (lambda at, _: (at / "evil.yaml").write_text(""), "no signature covers evil.yaml"),
+    "a path": (lambda _, made: made["subject"][0].update(name="../x"), "'../x' is not the name of a file"),
+    "no subject": (lambda _, made: made.pop("subject"), "is not an in-toto statement"),
+    "no sum": (lambda _, made: made["subject"][0].update(digest={}), "is not an in-toto statement"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_would_not_be_verified_is_not_signed(folder: Path, what: str) -> None:
+    change, error = WRONG[what]
+    made = json.loads((folder / PROVENANCE).read_text())
+    change(folder, made)
+    (folder / PROVENANCE).write_text(json.dumps(made))
+    with pytest.raises(signing.SigningError, match=error):
+        signing.sign(folder, keys(folder.parent)[0])
+    assert not list(folder.glob("*.dsse.json"))
 
 
 def test_a_signature_of_another_key_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
