@@ -22,15 +22,16 @@ _MOST = 8192
 _NAMED_VALUE = re.compile(
     # A name, or a name and `value` as in a variable of a container, with the quote behind it.
     rf"""((?:{_WORDS})[\w.-]{{0,32}}+(?:(?:\\*+["'])?+,?(?:\s|\\n)*+(?:\\*+["'])?+value)?(?P<end>\\*+["'])?+\s*+(?:[:=]{{1,2}}+>?|%3d)\s*+)"""
-    # In quotes, in escaped quotes, or in quotes without an end.
-    rf"""(?P<value>\"(?:[^"\\]|\\.){{0,{_MOST}}}\"|(?P<quote>\\+["'])(?:(?!(?P=quote)|(?<!\\)\").){{0,{_MOST}}}(?P=quote)"""
+    # In quotes, in escaped quotes, or in quotes without an end. A quote before a comma ends a text of JSON.
+    rf"""(?P<value>(?!"\s*[,}}\]])(?:\"(?:[^"\\]|\\.){{0,{_MOST}}}\"|(?P<quote>\\+["'])(?:(?!(?P=quote)|(?<!\\)\").){{0,{_MOST}}}(?P=quote)"""
     rf"""|'(?:[^'\n]|''){{0,{_MOST}}}'|["'][^"'\n]*(?=\n|\Z)|\\+["'][^"'\n\\]*(?=["\n]|\Z)"""
     # A block of YAML, a list or an object.
     r"""|[|>][-+\d]{0,2}[ \t]*(?:(?:\n[ \t][^\n]*)++|(?:\\n[ \t][^\n"\\]*)++)"""
-    r"""|\[[^][{}]*+\]|\{(?:[^{}]|\{[^{}]*+\})*+\}"""
+    r"""|\[(?:\\.|"(?:[^"\\]|\\.)*+"|[^][{}"\\])*+\]"""
+    r"""|\{(?:\\.|"(?:[^"\\]|\\.)*+"|[^{}"\\]|\{(?:\\.|"(?:[^"\\]|\\.)*+"|[^{}"\\])*+\})*+\}"""
     # One word, which is not redacted yet and is not a value of JSON. A mark within it does not begin another name.
-    rf"""|(?!["'\\]*{REDACTED}\b|(?:true|false|null)(?![^\s,;}}\]"'\\]))"""
-    r"""["'\\]*(?:[^\s,;}\]"'\\]|[,;}\]'](?=[\w+/-])(?![\w.-]{1,64}[:=])|\\(?=[^\s"'\\/bfnrtu]))+)""",
+    rf"""|(?!["'\\]*{REDACTED}\b|[\[{{]\\*["'\]}}]|(?:true|false|null)(?![^\s,;}}\]"'\\]))"""
+    r"""["'\\]*(?:[^\s,;}\]"'\\]|[,;}\]'](?=[\w+/-])(?![\w.-]{1,64}[:=])|\\(?=[^\s"'\\/bfnrtu]))+))""",
     re.IGNORECASE,
 )
 _OPENING = re.compile(r"""\\*["']?""")
@@ -39,18 +40,23 @@ _NAMED = re.compile(_WORDS, re.IGNORECASE)
 
 _PATTERNS = (
     # PEM (RFC 7468), also with its line feeds escaped, without its end, or without its beginning.
-    (re.compile(r'-----BEGIN [A-Z0-9 ]{1,64}-----(?:[^-"]|-(?!----)){0,65536}(?:-----END [A-Z0-9 ]{1,64}-----)?'), "%"),
+    (
+        re.compile(
+            r'-----BEGIN [A-Z0-9 ]{1,64}-----(?:[^-"\\]|\\[^"]|-(?!----)){0,65536}(?:-----END [A-Z0-9 ]{1,64}-----)?'
+        ),
+        "%",
+    ),
     (re.compile(r"\A(?:[A-Za-z0-9+/=]{0,128}\r?\n)++-----END [A-Z0-9 ]{1,64}-----"), "%"),
     # With the parameters of RFC 9110, which may be in quotes.
     (
         re.compile(
-            r"""(\b(?:authorization|cookie)\\*["']?\s*[:=]\s*\\*["']?)"""
+            r"""(\b(?:authorization|cookie)\\*["']?\s*[:=]\s*(?:\\*+["'])?+)(?=[^\s\]}])"""
             r"""(?:(?!\s\w{1,64}=\\*")[^\n"'\\,}]|,?\s?\w{1,64}=\\*"[^"\\\n]*\\*"|,\s?\w{1,64}=)+""",
             re.IGNORECASE,
         ),
         r"\1%",
     ),
-    (re.compile(r"""(\bbearer[\s:=]+["'\\]*)[A-Za-z0-9._~+/=-]{12,}""", re.IGNORECASE), r"\1%"),
+    (re.compile(r"""(\bbearer[\s:=]+(?:\\*+["'])?+)[A-Za-z0-9._~+/=-]{12,}""", re.IGNORECASE), r"\1%"),
     # JWT and JWE (RFC 7519, RFC 7516). Each run of letters is looked at once.
     (re.compile(r"(?<![\w-])(?=[\w-]{11,}+\.)([\w-]*?)\beyJ[\w-]{8,}+(?:\.[\w-]*){1,4}"), r"\1%"),
     # Tokens whose issuers mark them by how they begin.

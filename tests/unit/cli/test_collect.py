@@ -394,6 +394,8 @@ def test_json_is_whole_and_has_no_value_of_a_name_of_a_secret(value: Any) -> Non
     assert json.loads(found) == {"apiToken": REDACTED, "level": "info"} or isinstance(value, dict)
     assert SPOKEN not in found
     assert SPOKEN not in str(redacted_values({"apiToken": value}))
+    message = {"message": "no token: ", "a": f"Authorization: \n{PEM} ", "token": ["[}]"], "level": "info"}
+    assert json.loads(redacted(json.dumps(message)))["level"] == "info"
 
 
 def test_the_rest_of_a_pem_block_that_a_limit_cut_is_redacted() -> None:
