@@ -244,7 +244,7 @@ def _is_rehearsed(cell: Cell) -> bool:
 def _cuts_off(cell: Cell) -> bool:
     """Whether no later request gets through either: after the last one but the event's, that changes nothing."""
     is_last = cell.asked.resource == "events" and (cell.route, cell.asked.nth) != ("managed", 1)
-    is_last |= cell.asked.resource == "nodes/status" and cell.route in ("reboot", "restore")
+    is_last |= cell.asked.resource == "nodes/status" and cell.route in ("current", "reboot", "restore")
     return cell.by.needs == TLS and cell.is_lasting and not is_last
 
 
