@@ -236,7 +236,7 @@ def test_a_wedge_is_told_once_and_after_that_only_an_approval_is_looked_for(
         wait_until(lambda: proxy.exchanges("create", "events"), "the Event")
         watched.wait_told("wedged")
         if asked:
-            loop.says("recovery: reload waiting: waits for approval")
+            loop.says("recovery: next step reload: waits for approval")
     mark = proxy.mark()
     with watched.watch(PROFILE_FILE=str(profile)) as loop:
         loop.says("continuing as wedged")
