@@ -472,12 +472,9 @@ class HealthWatch:
         if answer.problem:
             is_waiting = history.state is watch.HealthState.WEDGED and before.state is not RecoveryState.UNDER_WAY
             after = before if not is_waiting else replace(before, state=RecoveryState.WAITING, reason=answer.problem)
-        if (after.step, after.state, without_numbers(after.reason)) != (
-            before.step,
-            before.state,
-            without_numbers(before.reason),
-        ):
-            self._reporter.info(f"recovery: {recovery_text(after) or 'over'}")
+        text = recovery_text(after)
+        if without_numbers(text) != without_numbers(recovery_text(before)):
+            self._reporter.info(f"recovery: {text or 'over'}")
         if after != before:
             self._history = replace(self._history, recovery=after)
             self._remember()

@@ -24,6 +24,7 @@ from driver_manager.domain.node_state import (
 )
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import NodeKeys
+from driver_manager.domain.reboot.state import event_key
 
 ATTEMPTS = 10
 """Maximum patch attempts after write conflicts."""
@@ -64,6 +65,12 @@ def show_condition(cluster: Cluster, keys: NodeKeys, node: Node, otherwise: Node
             return node
         node = written
     return node
+
+
+def post_once(cluster: Cluster, reason: str, message: str, key: str, *, warning: bool) -> None:
+    """Post an Event, once for each `key`. Raises ApiUnavailable if it may succeed later; then call it again."""
+    if not cluster.post_event(reason, message, warning=warning, key=event_key(reason, key)):
+        raise ApiUnavailable(f"the event {reason} could not be posted", "Check the API server.")
 
 
 # Health-watch calls these in a process that may be killed between any two requests, and is then started again.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from driver_manager.core.node import show_condition
+from driver_manager.core.node import post_once, show_condition
 from driver_manager.core.pods import Evictor
 from driver_manager.core.ports import Cluster, NodeDrainer, RebootHost, SlotStore
 from driver_manager.core.ports_base import Clock, Reporter
@@ -50,7 +50,6 @@ from driver_manager.domain.reboot.state import (
     SlotHolder,
     SlotsUnreadable,
     Snapshot,
-    event_key,
 )
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import several, without_numbers
@@ -217,16 +216,16 @@ class Rebooter:
             record = replace(record, announced_s=int(state.wall_s))
             self._keep(record)
         self._patch(NodeChange(labels_of(node, self._policy.keys, request.reason)), None)
-        self._post(events.REBOOT_REQUIRED, f"reason={request.reason}", request.key, warning=True)
+        post_once(self._ports.cluster, events.REBOOT_REQUIRED, f"reason={request.reason}", request.key, warning=True)
         self._keep(replace(record, announced_key=request.key))
 
     def _escalate(self, state: RebootState, reason: str) -> None:
         node, request = state.node, state.request
         if node is None or request is None:
             return
-        self._post(events.REBOOT_ESCALATED, reason, request.key, warning=True)
+        post_once(self._ports.cluster, events.REBOOT_ESCALATED, reason, request.key, warning=True)
         if request.reason == RECOVERY:  # the reboot is the last step of a recovery
-            self._post(events.NEEDS_SERVICE, reason, request.key, warning=True)
+            post_once(self._ports.cluster, events.NEEDS_SERVICE, reason, request.key, warning=True)
             if self._policy.keys.recovery:
                 self._patch(needs_service(node, self._policy.keys, reason), None)
         self._keep(replace(state.record, escalated=request.key))
@@ -381,14 +380,14 @@ class Rebooter:
         self._leave_slot({node.uid, pending.node_uid})
         took = how_long(pending.started_s, state.wall_s, state.snapshot.uptime_s)
         text = f"reason={pending.request.reason}, {took} from the grant until node and driver were ready"
-        self._post(events.REBOOT_COMPLETED, text, pending.request.key, warning=False)
+        post_once(self._ports.cluster, events.REBOOT_COMPLETED, text, pending.request.key, warning=False)
         self._keep(replace(state.record, pending=None))
 
     def _withdraw(self, state: RebootState, reason: str) -> None:
         self._undo(state, keeps_request=False)
         announced = state.record.announced
         if announced is not None and announced.boot_id == state.boot_id:
-            self._post(events.REBOOT_WITHDRAWN, reason, announced.key, warning=False)
+            post_once(self._ports.cluster, events.REBOOT_WITHDRAWN, reason, announced.key, warning=False)
         self._forget(state, keeps_request=False)
 
     def _release(self, state: RebootState, _: str) -> None:
@@ -398,7 +397,8 @@ class Rebooter:
     def _give_up(self, state: RebootState, reason: str) -> None:
         self._undo(state, keeps_request=True)
         if state.request is not None:
-            self._post(events.REBOOT_FAILED, reason, f"{state.request.key}-{len(state.record.attempts)}", warning=True)
+            key = f"{state.request.key}-{len(state.record.attempts)}"
+            post_once(self._ports.cluster, events.REBOOT_FAILED, reason, key, warning=True)
         self._forget(state, keeps_request=True)
 
     def _undo(self, state: RebootState, *, keeps_request: bool) -> None:
@@ -465,11 +465,6 @@ class Rebooter:
                 raise
             except errors.ManagerError as error:
                 self._ports.reporter.warn(f"the condition {self._policy.keys.condition} was not written: {error.what}")
-
-    def _post(self, reason: str, message: str, key: str, *, warning: bool) -> None:
-        """Post an Event, once. Raises ApiUnavailable if it may succeed later; the act then begins again."""
-        if not self._ports.cluster.post_event(reason, message, warning=warning, key=event_key(reason, key)):
-            raise errors.ApiUnavailable(f"the event {reason} could not be posted", "Check the API server.")
 
 
 def _still_there(known: PodList, selector: Selector) -> tuple[str, ...]:

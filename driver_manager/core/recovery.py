@@ -10,18 +10,18 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from driver_manager.core.node import show_condition
+from driver_manager.core.node import post_once, show_condition
 from driver_manager.core.ports import Cluster, NodeDrainer, SlotStore
 from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain import errors, events
 from driver_manager.domain.health.watch import WedgeSeen
 from driver_manager.domain.host import ReloadRequest
-from driver_manager.domain.node import REVISION_LABEL, EvictionOutcome, Node, NodeChange, Pod
+from driver_manager.domain.node import REVISION_LABEL, EvictionOutcome, Node, NodeChange, Pod, PodList
 from driver_manager.domain.node_state import Recovery
 from driver_manager.domain.profile import Profile, RecoveryStep
-from driver_manager.domain.reboot.state import SlotHolder, SlotsSeen, SlotsUnreadable, event_key
+from driver_manager.domain.reboot.state import SlotHolder, SlotsSeen, SlotsUnreadable
 from driver_manager.domain.recovery import (
     ENDS,
     RecoveryAct,
@@ -163,7 +163,7 @@ class NodeRecovery:
                     return facts, decision
 
     def _observed(self) -> RecoveryFacts:
-        policy, seen, host = self._policy, self._seen, self._ports.host
+        policy, host = self._policy, self._ports.host
         try:
             node: Node | None = self._ports.cluster.node()
         except errors.NodeMissing:
@@ -177,27 +177,19 @@ class NodeRecovery:
             uptime_s=host.uptime_s(),
             auto=policy.auto,
             patience_s=policy.patience_s,
-            is_wedged=seen.is_wedged,
-            since_s=seen.since_s,
-            reason=seen.reason,
-            devices=seen.devices,
-            served=seen.served,
-            serving=seen.serving,
-            healthy=seen.healthy,
-            load=seen.load,
-            is_unsure=seen.is_unsure,
             node=node,
             pod=policy.pod_uid,
             is_alone=is_alone,
+            **asdict(self._seen),
         )
 
-    def _own_pod(self) -> Pod | None:
-        return next((pod for pod in self._ports.cluster.pods().pods if pod.uid == self._policy.pod_uid), None)
+    def _own_pod(self, known: PodList) -> Pod | None:
+        return next((pod for pod in known.pods if pod.uid == self._policy.pod_uid), None)
 
     def _blockers(self) -> tuple[str, ...]:
         """Why the driver pod must not be replaced now. A pod of a newer revision would be an upgrade."""
         known = self._ports.cluster.pods()
-        own = next((pod for pod in known.pods if pod.uid == self._policy.pod_uid), None)
+        own = self._own_pod(known)
         if own is None:
             return ("the driver pod that health-watch runs in is not on the node",)
         if own.owner_kind != "DaemonSet":
@@ -221,7 +213,8 @@ class NodeRecovery:
     def _announce(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
         if decision.step is not None:
             record, key = self._record(), announcement(facts, decision.step)
-            self._post(events.RECOVERY_REQUIRED, f"step={decision.step.value}: {decision.reason}", key, warning=True)
+            text = f"step={decision.step.value}: {decision.reason}"
+            post_once(self._ports.cluster, events.RECOVERY_REQUIRED, text, key, warning=True)
             there = tuple(one for one in record.announced if one.startswith(facts.wedge))
             self._keep(replace(record, announced=(*there, key)))
 
@@ -278,7 +271,8 @@ class NodeRecovery:
                 self._refused = "waits for a new sample"
                 raise errors.Conflict("the process was suspended, so its facts are old", "No action needed.")
             names = several(attempt.devices) or "every device of the driver"
-            self._post(events.RECOVERY_STARTED, f"step={attempt.step.value}: {names}", attempt.key, warning=False)
+            text = f"step={attempt.step.value}: {names}"
+            post_once(self._ports.cluster, events.RECOVERY_STARTED, text, attempt.key, warning=False)
             self._keep(record.with_open(started))
 
         if attempt.step is RecoveryStep.RELOAD:
@@ -302,7 +296,7 @@ class NodeRecovery:
         self, facts: RecoveryFacts, attempt: RecoveryAttempt, started: RecoveryAttempt, begin: Callable[[], None]
     ) -> None:
         """Ask the next run for a reload, then evict the driver pod that we run in."""
-        host, pod = self._ports.host, self._own_pod()
+        host, pod = self._ports.host, self._own_pod(self._ports.cluster.pods())
         if pod is None:
             self._refused = "the driver pod is gone"
             if not attempt.started:
@@ -349,14 +343,15 @@ class NodeRecovery:
             self._ports.host.withdraw_reload()
         is_healed = attempt.outcome is RecoveryOutcome.HEALED
         event = events.RECOVERY_SUCCEEDED if is_healed else events.RECOVERY_FAILED
-        self._post(event, f"step={attempt.step.value}: {decision.reason}", attempt.key, warning=not is_healed)
+        text = f"step={attempt.step.value}: {decision.reason}"
+        post_once(self._ports.cluster, event, text, attempt.key, warning=not is_healed)
         self._leave_slot(node, record)
         self._keep(replace(record.with_open(replace(attempt, closed=True)), slot=None))
         if not is_healed:
             self._refused = f"waits for a sample after the {attempt.step.value}, which did not help: {decision.reason}"
 
     def _give_up(self, facts: RecoveryFacts, decision: RecoveryDecision) -> None:
-        self._post(events.NEEDS_SERVICE, decision.reason, facts.wedge, warning=True)
+        post_once(self._ports.cluster, events.NEEDS_SERVICE, decision.reason, facts.wedge, warning=True)
         self._keep(replace(self._record(), given_up=facts.wedge))
 
     def _leave_slot(self, node: Node, record: RecoveryRecord) -> None:
@@ -385,8 +380,3 @@ class NodeRecovery:
         patched = self._ports.cluster.patch_node(change, node.resource_version)
         if keys.condition in patched.conditions:
             show_condition(self._ports.cluster, keys, patched)
-
-    def _post(self, reason: str, message: str, key: str, *, warning: bool) -> None:
-        """Post an Event, once. Raises ApiUnavailable if it may succeed later; the act then begins again."""
-        if not self._ports.cluster.post_event(reason, message, warning=warning, key=event_key(reason, key)):
-            raise errors.ApiUnavailable(f"the event {reason} could not be posted", "Check the API server.")

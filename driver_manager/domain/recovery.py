@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet.spec import UNDER_WAY_WORDS, decode_node_record
+from driver_manager.domain.health.watch import WedgeSeen
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.node_state import IS_BLOCKED, WAITS_FOR_APPROVAL, Recovery, RecoveryState, encode_note
 from driver_manager.domain.profile import Profile, RecoveryStep
@@ -145,14 +146,12 @@ REPEAT_S = 60.0
 """Seconds after which the driver pod is evicted again: a process may have ended between the record and the request."""
 
 
-class RecoveryFacts(Struct, frozen=True):
-    """The facts of one decision. `wall_s` and `since_s` are in seconds since the epoch, `uptime_s` since the boot.
+class RecoveryFacts(WedgeSeen, frozen=True, kw_only=True):
+    """The facts of one decision. `wall_s` is in seconds since the epoch, `uptime_s` since the boot.
 
-    `is_wedged` since `since_s`, with the PCI addresses of the sick `devices` (none if unknown); `healthy` samples in a
-    row, the last one with `serving` devices; `served` of them did before the wedge. `patience_s` is how long a step may
-    take to help. `pod` is the uid of the driver pod that we run in, "" without one. `is_alone`: no run works on the
-    driver. `is_unsure`: no sample shows now whether the wedge lasts. None until a decision asks for them: `holders`,
-    which have a sick device open; `blockers` of a reload, such as pods that may not be evicted; `slots`.
+    `patience_s` is how long a step may take to help. `pod` is the uid of the driver pod that we run in, "" without one.
+    `is_alone`: no run works on the driver. None until a decision asks for them: `holders`, which have a sick device
+    open; `blockers` of a reload, such as pods that may not be evicted; `slots`.
     """
 
     profile: Profile
@@ -161,15 +160,6 @@ class RecoveryFacts(Struct, frozen=True):
     uptime_s: float
     auto: frozenset[RecoveryStep] = frozenset()
     patience_s: float = 300.0
-    is_wedged: bool = False
-    is_unsure: bool = False
-    since_s: int = 0
-    reason: str = ""
-    devices: tuple[str, ...] = ()
-    served: int = 0
-    serving: int = 0
-    healthy: int = 0
-    load: str = ""
     node: Node | None = None
     pod: str = ""
     is_alone: bool = True

@@ -135,10 +135,15 @@ def read_recovery(text: str) -> Recovery:
 
 
 class WedgeSeen(Struct, frozen=True):
-    """What health-watch knows of a wedge: see `driver_manager.domain.recovery.RecoveryFacts`."""
+    """What health-watch knows of a wedge.
 
-    is_wedged: bool
-    since_s: int
+    `is_wedged` since `since_s`, in seconds since the epoch, with the PCI addresses of the sick `devices` (none if
+    unknown); `healthy` samples in a row, the last one with `serving` devices; `served` of them did before the wedge.
+    `is_unsure`: no sample shows now whether the wedge lasts.
+    """
+
+    is_wedged: bool = False
+    since_s: int = 0
     is_unsure: bool = False
     reason: str = ""
     devices: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ from tests.support.fakes.recovery_world import KEYS, NVIDIA, RecoveryWorld
 
 Change = Callable[[RecoveryWorld], object]
 OTHERS = Slots((SlotHolder("node-2", "uid-2", "boot-9"),))
-NOTHING = RecoveryFacts(NVIDIA, "boot-1", 1e9, 100.0)
+NOTHING = RecoveryFacts(profile=NVIDIA, boot_id="boot-1", wall_s=1e9, uptime_s=100.0)
 OF_ANOTHER_BOOT, OF_ANOTHER_LOAD = (
     RecoveryRecord((RecoveryAttempt(RecoveryStep.RESET, boot, 10**9, 100.0, load="7"),))
     for boot in ("boot-0", "boot-1")

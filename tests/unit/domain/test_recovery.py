@@ -58,7 +58,7 @@ def facts(**fields: object) -> RecoveryFacts:
         "slots": FREE,
     }
     known |= {"uptime_s": 5_000.0, **fields}
-    return RecoveryFacts(NVIDIA, "now", NOW_S, **known)  # type: ignore[arg-type]
+    return RecoveryFacts(profile=NVIDIA, boot_id="now", wall_s=NOW_S, **known)  # type: ignore[arg-type]
 
 
 def attempt(
