@@ -29,6 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemClock]:
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     alarm_s = signal.getitimer(signal.ITIMER_REAL)
     with signals_kept():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where nohup(1) runs the tests, and then not handled
         clock = SystemClock()
         clock.install()
         yield clock
