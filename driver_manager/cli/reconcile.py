@@ -295,9 +295,9 @@ def plan_text(session: Session, obs: Observation, wanted: Policy) -> str:
 
 
 def _text(found: Forecast, window: Outage | None) -> str:
-    lines, said = [], {f"{check.what}. {check.remedy}" for check in found.checks}
+    lines, refused_texts = [], {f"{check.what}. {check.remedy}" for check in found.checks}
     if found.plan is not None:
-        notes = tuple(warning for warning in found.plan.warnings if warning not in said)
+        notes = tuple(warning for warning in found.plan.warnings if warning not in refused_texts)
         lines.append(replace(found.plan, warnings=notes).to_text())
     elif found.error is not None:
         uses = found.error.facts["workloads"]

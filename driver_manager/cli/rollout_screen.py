@@ -38,7 +38,7 @@ from driver_manager.domain.fleet.status import (
     recorded,
     wave_body,
 )
-from driver_manager.domain.fleet.waves import preflight_told
+from driver_manager.domain.fleet.waves import preflight_reason
 from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.settings import Values
 from driver_manager.domain.text import MOST_NAMED, several, spoken
@@ -97,7 +97,7 @@ def _next_steps(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook, w
 def _is_refused(node: NodeView) -> bool:
     """True if the node is left out because of its preflight."""
     found = node.preflight
-    return node.place is NodePhase.LEFT_OUT and found is not None and node.reason == preflight_told(found)
+    return node.place is NodePhase.LEFT_OUT and found is not None and node.reason == preflight_reason(found)
 
 
 # `rollout status` and `rollout plan` as JSON, in the form of `schemas/rollout.schema.json`
@@ -402,10 +402,10 @@ def _phase(phase: str | None) -> str:
 
 def namespace_of(values: Values, profile: Callable[[], Profile]) -> str:
     """The namespace of the option, the account, the kubeconfig or the profile. Raises ManagerError."""
-    told = values[settings.ROLLOUT_NAMESPACE] or _namespace_there(values) or profile().namespace
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", told):
-        raise ConfigError(f"{told!r} is not the name of a namespace", f"Fix {settings.ROLLOUT_NAMESPACE.flag}.")
-    return told
+    namespace = values[settings.ROLLOUT_NAMESPACE] or _namespace_there(values) or profile().namespace
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", namespace):
+        raise ConfigError(f"{namespace!r} is not the name of a namespace", f"Fix {settings.ROLLOUT_NAMESPACE.flag}.")
+    return namespace
 
 
 def _namespace_there(values: Values) -> str:

@@ -89,7 +89,7 @@ class NodeUpgrade(Struct):
     namespace: str
     daemon_set: str
     end: Deadline
-    said: str = ""
+    shown: str = ""
 
     def scene(self) -> NodeScene:
         """The facts now, once the DaemonSet's controller knows its newest template. Raises ManagerError."""
@@ -119,8 +119,8 @@ class NodeUpgrade(Struct):
 
     def say(self, text: str) -> None:
         """Log `text` unless it was the last line."""
-        if text != self.said:
-            self.said = text
+        if text != self.shown:
+            self.shown = text
             self.log.info(f"node {self.desk.name}: {text}")
 
     def _wait(self, why: str, seconds: float = POLL_S) -> None:

@@ -350,24 +350,24 @@ class Evictor:
 
         Raises EvictionRefused if one is still refused when `asking` is over, ApiRefused, Terminated.
         """
-        pending, said = {one.pod.uid: one for one in leaving}, dict[str, str]()
+        pending, refusals = {one.pod.uid: one for one in leaving}, dict[str, str]()
 
-        def refusals() -> str:
-            return f"{len(pending)} pod(s) may not be evicted yet: {_answers(pending, said)}"
+        def progress() -> str:
+            return f"{len(pending)} pod(s) may not be evicted yet: {_answers(pending, refusals)}"
 
-        with progress_logged(self._clock, self._reporter, asking, refusals):
-            return self._asked(pending, said, asking)
+        with progress_logged(self._clock, self._reporter, asking, progress):
+            return self._asked(pending, refusals, asking)
 
-    def _asked(self, pending: dict[str, Workload], said: dict[str, str], asking: Deadline) -> float:
+    def _asked(self, pending: dict[str, Workload], refusals: dict[str, str], asking: Deadline) -> float:
         backoff_s, latest = FIRST_RETRY_S, 0.0
         while pending:
-            if said:
+            if refusals:
                 self._forget_gone(pending)
-            asked_s, gone_by = self._round(pending, said, asking)
+            asked_s, gone_by = self._round(pending, refusals, asking)
             latest = max(latest, gone_by)
             left_s = asking.left()
             if pending and left_s <= 0:
-                raise _refused(pending, said, asking.allowed_s)
+                raise _refused(pending, refusals, asking.allowed_s)
             if pending:
                 # Jitter: agents on many nodes wait for the same budget, and got the same answer.
                 wished_s, random = min(asked_s, LAST_RETRY_S), self._clock.random()
@@ -381,19 +381,19 @@ class Evictor:
         for uid in [uid for uid in pending if uid not in there]:
             self._reporter.info(f"{pending.pop(uid)} was gone already")
 
-    def _round(self, pending: dict[str, Workload], said: dict[str, str], asking: Deadline) -> tuple[float, float]:
+    def _round(self, pending: dict[str, Workload], refusals: dict[str, str], asking: Deadline) -> tuple[float, float]:
         """Request the eviction of each of `pending` once while `asking` lasts, and take out those that are accepted.
 
         Returns the seconds that the API server asks to wait, and the time by which the accepted ones have to be gone.
         """
         asked_s, gone_by = 0.0, 0.0
-        leaving = self._allowed(tuple(one.pod for one in pending.values()), said, asking)
+        leaving = self._allowed(tuple(one.pod for one in pending.values()), refusals, asking)
         for pod, answer in self._cluster.evict_each(leaving):
             if answer.outcome is EvictionOutcome.BLOCKED:
                 asked_s = max(asked_s, answer.retry_after_s)
-                if said.get(pod.uid) != answer.why:
+                if refusals.get(pod.uid) != answer.why:
                     self._reporter.info(f"the eviction of {pending[pod.uid]} is refused: {answer.why}; trying again")
-                said[pod.uid] = answer.why
+                refusals[pod.uid] = answer.why
                 continue
             one = pending.pop(pod.uid)
             is_gone = answer.outcome is EvictionOutcome.GONE
@@ -401,18 +401,19 @@ class Evictor:
             self._reporter.info(f"{one} {'was gone already' if is_gone else 'is being evicted'}")
         return asked_s, gone_by
 
-    def _allowed(self, pods: tuple[Pod, ...], said: dict[str, str], asking: Deadline) -> Generator[Pod, None, None]:
+    def _allowed(self, pods: tuple[Pod, ...], refusals: dict[str, str], asking: Deadline) -> Generator[Pod, None, None]:
         """`pods` one by one, each right before it is asked for, as long as we may: see `_round`."""
         for pod in pods:
             self._clock.check()
-            if said and self._clock.monotonic() > asking.end:  # at the end itself, once more
+            if refusals and self._clock.monotonic() > asking.end:  # at the end itself, once more
                 return
             self._check_owner()
             yield pod
 
 
-def _answers(pending: dict[str, Workload], said: dict[str, str]) -> str:
-    return several((f"{one}: {said.get(uid, 'not attempted in time')}" for uid, one in tuple(pending.items())), "; ")
+def _answers(pending: dict[str, Workload], refusals: dict[str, str]) -> str:
+    each = (f"{one}: {refusals.get(uid, 'not attempted in time')}" for uid, one in tuple(pending.items()))
+    return several(each, "; ")
 
 
 def allow_evictions(answers: Iterable[str]) -> str:
@@ -422,10 +423,10 @@ def allow_evictions(answers: Iterable[str]) -> str:
     return "Find in the answer what refuses the eviction, such as an admission webhook, and change that"
 
 
-def _refused(pending: dict[str, Workload], said: dict[str, str], timeout_s: float) -> EvictionRefused:
+def _refused(pending: dict[str, Workload], refusals: dict[str, str], timeout_s: float) -> EvictionRefused:
     error = EvictionRefused(
-        f"{len(pending)} pod(s) could not be evicted within {timeout_s:g} s: {_answers(pending, said)}",
-        f"{allow_evictions(said.values())}, or delete the pods; the next run tries again.",
+        f"{len(pending)} pod(s) could not be evicted within {timeout_s:g} s: {_answers(pending, refusals)}",
+        f"{allow_evictions(refusals.values())}, or delete the pods; the next run tries again.",
     )
     error.blockers = tuple(map(pod_blocker, pending))
     return error

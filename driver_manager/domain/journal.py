@@ -181,8 +181,8 @@ def _claims(body: Fields, owner: Owner) -> Journal:
     record = body.text("hostRecord", "")
     driver = None
     if "driver" in body and not body.is_null("driver"):
-        said = body.fields("driver")
-        driver = OldDriver(said.text("version")) if record else said.record(OldDriver)
+        old = body.fields("driver")
+        driver = OldDriver(old.text("version")) if record else old.record(OldDriver)
     gates = _gates(body.fields("gates")) if "gates" in body else {}
     there = {} if not record else dict[str, Any](services=(), removed=(), devices=())
     return body.record(Journal, owner=owner, driver=driver, gates=gates, window=outage.kept_in(body), **there)
@@ -210,10 +210,10 @@ def _gates(body: Fields) -> dict[str, str | None]:
 def cleared_by(text: str) -> str:
     """The uid of the pod whose run cleared the node for a driver pod, by the journal in `text`; "" if none."""
     try:
-        said = decode(text).claims
+        claims = decode(text).claims
     except JournalUnreadable:
         return ""
-    return said.owner.pod_uid if is_owner(said.owner) and is_line(said.cleared) and said.cleared else ""
+    return claims.owner.pod_uid if is_owner(claims.owner) and is_line(claims.cleared) and claims.cleared else ""
 
 
 def is_owner(owner: Owner) -> bool:

@@ -268,7 +268,7 @@ class HostFiles:
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         """Replace the file atomically; replace a symlink instead of following it. Raises ConfigError."""
-        with _told(path):
+        with _writing(path):
             self._writable(path, lambda where: replace_in(where, text, mode), missing=Missing.MAKE)
 
     def why_not_writable(self, path: str, *, tries: bool = False) -> str:
@@ -296,7 +296,7 @@ class HostFiles:
 
     def create(self, path: str, text: str, mode: int = 0o644) -> bool:
         """Create the file atomically; False if `path` already exists. Raises ConfigError."""
-        with _told(path):
+        with _writing(path):
             return self._writable(path, lambda where: _create(where, text, mode), missing=Missing.MAKE)
 
     def put_aside(self, path: str, name: str) -> None:
@@ -368,7 +368,7 @@ class HostFiles:
         return False
 
 
-def _told(path: str) -> AbstractContextManager[None]:
+def _writing(path: str) -> AbstractContextManager[None]:
     """Translate an OSError while `path` is written. Raises ConfigError."""
     folder = path.rpartition("/")[0] or "/"
     remedy = f"Mount {folder} of the host read-write at the same path."

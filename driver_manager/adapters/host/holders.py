@@ -224,9 +224,9 @@ def _maps(process: Path) -> bytes:
 def _descriptions(proc: Path, pids: list[int]) -> dict[int, list[str]]:
     """The lines of `_described` by pid, then whole names: no owner of a process may wait for its name."""
     described = Looks(timeout_s=NAMES_S).at(pids, partial(_described, proc))
-    longer = [pid for pid, said in described.items() if len(said) > NAME and len(said[NAME]) >= COMM_LETTERS]
-    for pid, said in Looks(timeout_s=NAMES_S).at(longer, partial(_whole_name, proc)).items():
-        described[pid] += said
+    longer = [pid for pid, words in described.items() if len(words) > NAME and len(words[NAME]) >= COMM_LETTERS]
+    for pid, words in Looks(timeout_s=NAMES_S).at(longer, partial(_whole_name, proc)).items():
+        described[pid] += words
     return described
 
 
@@ -379,8 +379,8 @@ def why_not_unmounted(proc: Path, mount_point: str, here: Path, timeout_s: float
     namespace = None if _is_ours(proc, "mnt") else proc / "1/ns/mnt"
     target = str(here) if namespace is None else mount_point
     flags = UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0)
-    said = lines_within(timeout_s, lambda: _unmounted(namespace, target, flags))
-    return f"timed out after {timeout_s:g} s" if said is None else "".join(said)
+    answer = lines_within(timeout_s, lambda: _unmounted(namespace, target, flags))
+    return f"timed out after {timeout_s:g} s" if answer is None else "".join(answer)
 
 
 def _unmounted(namespace: Path | None, target: str, flags: int) -> list[str]:

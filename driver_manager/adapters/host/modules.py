@@ -432,26 +432,26 @@ def load_modules(
 
     Modules may serve hardware that is absent, and a module file does not always name its dependencies.
     """
-    left, said = dict(files), dict[str, str]()
+    left, problems = dict(files), dict[str, str]()
     while left:
         loaded = [
             name
             for name, path in left.items()
-            if _is_inserted(sys_root / "module" / name, path, said, deadline, options.get(name, ""))
+            if _is_inserted(sys_root / "module" / name, path, problems, deadline, options.get(name, ""))
         ]
         if not loaded:
             break
         left = {name: path for name, path in left.items() if name not in loaded}
-    return {name: said.get(name, "") for name in left}
+    return {name: problems.get(name, "") for name in left}
 
 
-def _is_inserted(folder: Path, path: Path, said: dict[str, str], deadline: Deadline, options: str) -> bool:
-    """Load the module at `folder` of /sys unless it is loaded; True if it is loaded then. `said` gets insmod's text."""
+def _is_inserted(folder: Path, path: Path, problems: dict[str, str], deadline: Deadline, options: str) -> bool:
+    """Load the module at `folder` of /sys unless it is loaded; True if it is loaded. `problems` gets insmod's text."""
     if _module(folder) is not None:
         return True
     argv = ["insmod", "--", str(path), *([options] if options else [])]
     result = run(argv, timeout_s=deadline.bound(TOOL_TIMEOUT_S))
-    said[folder.name] = result.last_line
+    problems[folder.name] = result.last_line
     return result.status == 0 or _module(folder) is not None
 
 
@@ -602,11 +602,11 @@ class ModuleTrees:
         Its switch is a file in /proc only where the pinned file system can be written; else the boot options count.
         Source: kernel, Documentation/admin-guide/LSM/LoadPin.rst; security/loadpin/loadpin.c for both names.
         """
-        said = [text_of(self._proc / f"sys/kernel/loadpin/{name}") for name in ("enabled", "enforce")]
+        values = [text_of(self._proc / f"sys/kernel/loadpin/{name}") for name in ("enabled", "enforce")]
         words = [word.partition("=") for word in (text_of(self._proc / "cmdline") or "").replace('"', "").split()]
         booted = {name.removeprefix("loadpin."): value for name, _, value in words if name.startswith("loadpin.")}
-        is_on = "1" in said
-        if not any(one is not None for one in said):
+        is_on = "1" in values
+        if not any(one is not None for one in values):
             is_off = "0" in (booted.get("enabled"), booted.get("enforce"))
             is_on = not is_off and "loadpin" in (text_of(self._sys_root / "kernel/security/lsm") or "").split(",")
         is_on &= "kernel-module" not in booted.get("exclude", "").split(",")
@@ -674,8 +674,8 @@ class ModuleTrees:
         if self._is_whole(root) or not self._has_list(root) or self.one_by_one(root, names):
             return ""
         top = self.files.path(root)
-        said = (why_load_refused(top, self.kernel, name) for name in names)
-        return next((why for why in said if why), "")
+        reasons = (why_load_refused(top, self.kernel, name) for name in names)
+        return next((why for why in reasons if why), "")
 
     def _has_list(self, root: str) -> bool:
         return self.files.exists(f"{self._tree(root)}/modules.dep")

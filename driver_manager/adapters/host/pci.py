@@ -368,14 +368,14 @@ class LinuxPciDevices:
 
     def _write(self, path: Path, text: str, what: str, deadline: Deadline, tolerated: tuple[int, ...] = ()) -> None:
         """Write one line. Raises ModuleFailed if the kernel refuses it, ModuleStuck if it does not answer."""
-        said = lines_within(max(deadline.left(), EFFECT_POLL_S), partial(_written, self._ways_to(path), f"{text}\n"))
-        if said is None:
+        answer = lines_within(max(deadline.left(), EFFECT_POLL_S), partial(_written, self._ways_to(path), f"{text}\n"))
+        if answer is None:
             raise ModuleStuck(
                 f"the kernel has not finished this: {what}. A process may still have the device open",
                 "End the process that has it open (`driver-manager status` shows it); the kernel then continues by "
                 "itself. If the process does not end, reboot the node.",
             )
-        number = int(said[0]) if said and said[0].isdigit() else errno.EIO
+        number = int(answer[0]) if answer and answer[0].isdigit() else errno.EIO
         if number and number not in tolerated:
             raise ModuleFailed(f"cannot {what}: {path}: {os.strerror(number)}", DMESG)
 
@@ -412,8 +412,8 @@ def machines_of(proc: Path, pids: Set[int]) -> dict[int, str]:
 def _machine(proc: Path, pid: int) -> Iterator[str]:
     words = (proc / str(pid) / "cmdline").read_text(errors="replace").split("\0")
     if "-name" in words[:-1]:
-        told = words[words.index("-name") + 1].split(",")
-        named = [part.removeprefix("guest=") for part in told if part.startswith("guest=")]
-        name = (named or told)[0]
+        values = words[words.index("-name") + 1].split(",")
+        named = [part.removeprefix("guest=") for part in values if part.startswith("guest=")]
+        name = (named or values)[0]
         if name:
             yield "".join(letter if letter.isprintable() else "?" for letter in name)

@@ -65,8 +65,8 @@ def shutdown_delay_s(files: HostFiles) -> float:
 
 
 def _delays_shutdown(text: str) -> bool:
-    said = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    return said.get("MODE") == "delay" and "shutdown" in said.get("WHAT", "").split(":")
+    fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return fields.get("MODE") == "delay" and "shutdown" in fields.get("WHAT", "").split(":")
 
 
 def _longest_delay_s(files: HostFiles) -> float:

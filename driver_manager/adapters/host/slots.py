@@ -520,8 +520,8 @@ MOST_BYTES = 1024 * 1024 * 1024
 
 def warm(paths: Callable[[], Iterable[Path]], timeout_s: float, most_bytes: int = MOST_BYTES) -> int:
     """Read the files in a child; the bytes, 0 if that takes too long. Skips those that cannot be read."""
-    said = lines_within(timeout_s, lambda: [str(_read(paths(), most_bytes))])
-    return int(said[0]) if said else 0
+    answer = lines_within(timeout_s, lambda: [str(_read(paths(), most_bytes))])
+    return int(answer[0]) if answer else 0
 
 
 def _read(paths: Iterable[Path], most_bytes: int) -> int:

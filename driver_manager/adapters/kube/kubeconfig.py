@@ -248,10 +248,10 @@ def _client(kubeconfig: str, context: str) -> Any:
                 kube_config.load_kube_config(kubeconfig or None, context or None, configuration)
         _refuse_junk(configuration)
     except Exception as error:  # the package also raises errors of its YAML, base64 and TLS readers
-        said = _said(error)
-        if _NO_FILE in said:
-            said = "no such file" if kubeconfig else "no kubeconfig and no service account token"
-        raise ConfigError(*no_way(kubeconfig, said)) from error
+        problem = _message_of(error)
+        if _NO_FILE in problem:
+            problem = "no such file" if kubeconfig else "no kubeconfig and no service account token"
+        raise ConfigError(*no_way(kubeconfig, problem)) from error
     server, from_environment = urlsplit(configuration.host), {os.environ.get(name) for name in PROXIES}
     is_direct = not proxy_for(server.hostname or "", str(server.port or 443), os.environ)
     if is_direct and configuration.proxy in from_environment:  # the package reads other forms of NO_PROXY
@@ -275,7 +275,7 @@ def _in_memory(content: str | bytes, *_: object, **__: object) -> str:
     return _MEMORY_FILES[data]
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """The package's message up to the first "{": some messages continue with the whole user, with token and keys."""
     return str(error).partition("{")[0].strip().partition("\n")[0] or type(error).__name__
 
@@ -315,7 +315,7 @@ def _authorization(configuration: Any, limit_s: float) -> dict[str, str]:
         with _unlogged():
             token = within(limit_s, read) if configuration.refresh_api_key_hook else read()
     except Exception as error:  # as in `_client`
-        raise CredentialsUnreadable(_said(error)) from error
+        raise CredentialsUnreadable(_message_of(error)) from error
     return {"Authorization": token} if token else {}
 
 

@@ -369,20 +369,20 @@ class DriverSwap:
         return self._context.ports.host.probe(root, self._context.soon(probe.timeout_s)).busy
 
     def _until_unused(self, free_by: Deadline, apart: frozenset[str]) -> None:
-        ports, said = self._context.ports, ""
+        ports, logged = self._context.ports, ""
         look: Deadline | None = None
         while busy := [module for module in ports.host.modules().values() if users(module)]:
             text = ", ".join(f"{module.name} ({users(module)} user(s))" for module in busy)
-            if apart and (text != said or look is None or look.is_over):
+            if apart and (text != logged or look is None or look.is_over):
                 if self._only_have_it(apart):
                     return
                 look = self._context.soon(HOLDERS_LOOK_S)
             if free_by.is_over:
                 raise self._busy(f"the device is still in use after {free_by.allowed_s:g} s: {text}")
-            if text != said:
+            if text != logged:
                 self._in_use = f"device in use: {text}{self._named_holders()[0]}"
                 ports.reporter.info(self._in_use)
-                said = text
+                logged = text
             ports.clock.sleep(DEVICE_POLL_S)
 
     def _only_have_it(self, uids: frozenset[str]) -> bool:

@@ -338,20 +338,20 @@ def is_alive(  # noqa: PLR0913, PLR0917  # what the answer depends on
     return process_lives(owner) if process_lives is not None else None
 
 
-def report_refused(refused: Iterable[Refused], ports: Ports, said: set[str]) -> None:
-    """Warn of each field of the journal that is ignored, and post an Event that names it; once for those in `said`."""
+def report_refused(refused: Iterable[Refused], ports: Ports, reported: set[str]) -> None:
+    """Warn of each ignored field of the journal, and post an Event that names it; once for those in `reported`."""
     for one in refused:
-        if one.field not in said:
-            said.add(one.field)
+        if one.field not in reported:
+            reported.add(one.field)
             ports.reporter.warn(str(one))
             ports.cluster.post_event(events.JOURNAL_FIELD_IGNORED, str(one), warning=True)
 
 
-def warn_of_left(left: Iterable[HostRecord], reporter: Reporter, said: set[str]) -> None:
-    """Warn of each record on the host that the node's journal does not name; once for those in `said`."""
+def warn_of_left(left: Iterable[HostRecord], reporter: Reporter, reported: set[str]) -> None:
+    """Warn of each record on the host that the node's journal does not name; once for those in `reported`."""
     for one in left:
-        if one.run not in said:
-            said.add(one.run)
+        if one.run not in reported:
+            reported.add(one.run)
             what = "an ended run left a record on the host that the node's journal does not name"
             reporter.warn(f"{what}; to undo: {one}")
 

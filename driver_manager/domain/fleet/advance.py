@@ -249,8 +249,8 @@ def _going(seen: Survey) -> WayBack | None:
         return replace(memory, undo_from="", undo_to=""), ()
     why = f"back from revision {memory.undo_from} to {memory.undo_to}"
     key = f"{memory.undo_from}/{memory.undo_to}/{memory.undone}"
-    told = Announce(events.ROLLOUT_UNDO, f"Rollout goes {why}", key, is_warning=True)
-    return memory, (SetTemplate(memory.undo_to, daemon_set.resource_version, why), told)
+    event = Announce(events.ROLLOUT_UNDO, f"Rollout goes {why}", key, is_warning=True)
+    return memory, (SetTemplate(memory.undo_to, daemon_set.resource_version, why), event)
 
 
 def _wished(seen: Survey) -> WayBack | None:
@@ -265,8 +265,8 @@ def _wished(seen: Survey) -> WayBack | None:
         return met, ()
     if not to:
         what = f"there is no revision {wishes.undo_to}" if wishes.undo_to else "no earlier revision was complete"
-        told = Announce(events.ROLLOUT_CANNOT_UNDO, f"Cannot go back: {what}", wishes.undo, is_warning=True)
-        return met, (told,)
+        event = Announce(events.ROLLOUT_CANNOT_UNDO, f"Cannot go back: {what}", wishes.undo, is_warning=True)
+        return met, (event,)
     return _decided(met, target, to), ()
 
 
@@ -314,7 +314,7 @@ MOST_KEPT = 10
 
 def remember(memory: RolloutState, view: View, shown: Caption) -> tuple[RolloutState, list[Announce]]:
     """The state after this decision, and the Events of its changes."""
-    told: list[Announce] = []
+    events_due: list[Announce] = []
     phase, message, target, now_s = shown.phase, shown.message, view.seen.terms.target, view.seen.terms.now_s
     if memory.target != target:
         past = tuple(_ended(one, now_s, SUPERSEDED) for one in memory.history)
@@ -322,20 +322,20 @@ def remember(memory: RolloutState, view: View, shown: Caption) -> tuple[RolloutS
         history = (*past, RevisionHistory(target, now_s))[-MOST_KEPT:]
         memory = replace(memory, target=target, history=history, lost=())
         if phase is not Phase.COMPLETE:
-            told.append(Announce(events.ROLLOUT_STARTED, f"Rollout of revision {target} started", key))
+            events_due.append(Announce(events.ROLLOUT_STARTED, f"Rollout of revision {target} started", key))
     last = memory.history[-1] if memory.history else RevisionHistory(target, now_s)
     # The start of the last entry may not be stored yet; that of the entry before it is.
     before_s = int(memory.history[-2].began_s) if len(memory.history) > 1 else 0
     if phase is Phase.COMPLETE and view.by_place[NodePhase.DONE]:
         if last.outcome != COMPLETE or memory.good != target:
-            told.append(Announce(events.ROLLOUT_COMPLETE, message, f"{target}/{before_s}"))
+            events_due.append(Announce(events.ROLLOUT_COMPLETE, message, f"{target}/{before_s}"))
             last = replace(last, ended_s=now_s, outcome=COMPLETE)
         failed = tuple(name for name in memory.failed if name != target)
         memory = replace(memory, good=target, failed=failed)
     elif phase is Phase.HALTED and last.outcome != HALTED:
         # When the last failed node was taken is part of the key, so that a repeated decision posts the same Event.
         key = f"{target}/{before_s}/{view.seen.failed_of_s:.3f}"
-        told.append(Announce(events.ROLLOUT_HALTED, message, key, is_warning=True))
+        events_due.append(Announce(events.ROLLOUT_HALTED, message, key, is_warning=True))
         last = replace(last, ended_s=None, outcome=HALTED)
     elif phase is not Phase.HALTED and last.outcome == HALTED:
         last = replace(last, outcome="")
@@ -343,7 +343,7 @@ def remember(memory: RolloutState, view: View, shown: Caption) -> tuple[RolloutS
     for one in view.seen.lost:
         if one.uid not in before:
             text = f"Node {one.name} disappeared during the rollout of revision {target}: {one.doing}"
-            told.append(Announce(events.ROLLOUT_NODE_LOST, text, f"{target}/{one.uid}", is_warning=True))
+            events_due.append(Announce(events.ROLLOUT_NODE_LOST, text, f"{target}/{one.uid}", is_warning=True))
     wishes = view.seen.terms.fleet.wishes
     is_retried = is_retry_requested(view.seen.terms.fleet, target)
     failed = tuple(name for name in memory.failed if name != target or not is_retried)
@@ -354,7 +354,7 @@ def remember(memory: RolloutState, view: View, shown: Caption) -> tuple[RolloutS
         lost=tuple(view.seen.lost)[-MOST_LOST:],
         waves=waves_to_keep(view.seen),
         retried=wishes.retry_key if is_retried else memory.retried,
-    ), told
+    ), events_due
 
 
 def lost_nodes(terms: Terms) -> tuple[LostNode, ...]:
@@ -409,7 +409,7 @@ def milestones(memory: RolloutState, view: View, shown: Caption) -> tuple[Rollou
     terms, turn = view.seen.terms, view.seen.turn
     if shown.phase in _OVER:
         return memory, []
-    last, gated = _told(memory.announced, terms.target)
+    last, gated = _announced_for(memory.announced, terms.target)
     ended = [wave for wave in turn.waves if wave.ended_s is not None and wave.number > last]
     found = [_wave_ended(wave, terms) for wave in ended]
     last = max([last, *(wave.number for wave in ended)])
@@ -425,7 +425,7 @@ def milestones(memory: RolloutState, view: View, shown: Caption) -> tuple[Rollou
     return replace(memory, announced=f"{terms.target}/{last}/{waits}"), found
 
 
-def _told(announced: str, target: str) -> tuple[int, str]:
+def _announced_for(announced: str, target: str) -> tuple[int, str]:
     """The last wave and the last gate that have an Event for this revision; 0 and "" for none."""
     revision, _, rest = announced.partition("/")
     wave, _, gated = rest.partition("/")
@@ -446,17 +446,17 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
     shown = next(found for guard in OUTLOOK_GUARDS if (found := guard(view)) is not None)
     paced = pace(seen, shown.phase)
     settled, moments = _settled(seen)
-    memory, told = fleet.memory, list[Act]()
+    memory, acts = fleet.memory, list[Act]()
     if not seen.is_aside:
         memory, back = way_back(seen)
         memory, announced = remember(memory, view, shown)
         memory = replace(memory, clock_s=fleet.clock_s or memory.clock_s)
         memory = replace(memory, node_s=float(round(paced.node_s)) if paced.node_s else memory.node_s)
         memory, passed = milestones(memory, view, shown)
-        told = [*back, *announced, *passed]
+        acts = [*back, *announced, *passed]
     nodes, turn = tuple(_node(standing, view) for standing in seen.standings), seen.turn
     return FleetDecision(
-        acts=(*settled, *view.starts.acts, *told, *view.checks.acts) if fleet.daemon_set is not None else (),
+        acts=(*settled, *view.starts.acts, *acts, *view.checks.acts) if fleet.daemon_set is not None else (),
         memory=memory,
         outlook=Outlook(
             shown.phase, shown.reason, shown.message, seen.terms.target, turn.current, nodes, turn.waves, paced

@@ -193,10 +193,10 @@ def _late(member: Member, pod: DriverPod, terms: Terms) -> NodeDecision | None:
     if terms.now_s < until_s:
         return replace(DONE, until_s=until_s)
     state, why = node.driver_state, pod.why_waiting
-    said = f": {why}" if why else ""
+    detail = f": {why}" if why else ""
     if state is not None and state in BROKEN:
-        said = f": the node reports {state.value}: {node.outcome or 'no outcome'}"
-    reason = f"has the target revision, and does not serve it within {spoken(terms.policy.node_timeout_s)}{said}"
+        detail = f": the node reports {state.value}: {node.outcome or 'no outcome'}"
+    reason = f"has the target revision, and does not serve it within {spoken(terms.policy.node_timeout_s)}{detail}"
     return NodeDecision(NodePhase.FAILED, reason, wants_turn=node.wants_retry and not why_unfit(member, terms))
 
 
@@ -224,7 +224,7 @@ def _not_passed(member: Member, terms: Terms) -> NodeDecision | None:
     if found.shown.result in (PreflightResult.PASSES, PreflightResult.RUNNING):
         return None
     acts = waves.preflight_again(member, found) if member.node.wants_retry else ()
-    return NodeDecision(NodePhase.LEFT_OUT, waves.preflight_told(found.shown), acts)
+    return NodeDecision(NodePhase.LEFT_OUT, waves.preflight_reason(found.shown), acts)
 
 
 def _waiting(member: Member, terms: Terms) -> NodeDecision | None:

@@ -520,9 +520,9 @@ def _command(container: Mapping[str, Any], task: Task, revision: str, form: str)
     if not form:
         kept = _without(words[at + 1 :], NOT_OF_PREFLIGHT | _OUTPUT)
         return {**command, "args": ["preflight", *kept, "--driver-pod-leaves", "--output", "json"]}
-    said = {DRIVER_POD_LEAVES.env: "true", LOG_FORMAT.env: "text"}
-    env = [one for one in container.get("env") or () if one.get("name") not in said]
-    env += [{"name": name, "value": value} for name, value in said.items()]
+    fixed = {DRIVER_POD_LEAVES.env: "true", LOG_FORMAT.env: "text"}
+    env = [one for one in container.get("env") or () if one.get("name") not in fixed]
+    env += [{"name": name, "value": value} for name, value in fixed.items()]
     return {**command, "args": [RECONCILE, *kept, "--dry-run", "--output", form], "env": env}
 
 

@@ -440,9 +440,9 @@ def _too_many_failed(seen: Survey) -> Blocked | None:
     failed = [(one.member.node.name, one.verdict.reason or "a retry was asked for") for one in seen.failed]
     failed += [(f"{one.name} (disappeared)", one.doing) for one in seen.lost if one.has_failed]
     lost = [(one.name, one.doing) for one in seen.lost if not one.has_failed]
-    told = [f"{word}: {several(name for name, _ in of)}" for word, of in (("failed", failed), ("lost", lost)) if of]
+    counts = [f"{word}: {several(name for name, _ in of)}" for word, of in (("failed", failed), ("lost", lost)) if of]
     name, why = (failed or lost)[0]
-    text = f"failureThreshold is {seen.terms.policy.failure_threshold}, {', '.join(told)}; {name}: {why}"
+    text = f"failureThreshold is {seen.terms.policy.failure_threshold}, {', '.join(counts)}; {name}: {why}"
     can_retry = _paused(seen) is None and _window(seen) is None
     return Blocked(Phase.HALTED, "NodesFailed", text, allows_retries=can_retry)
 
@@ -611,7 +611,7 @@ def preflight_again(member: Member, finding: PreflightFinding) -> tuple[Act, ...
     )
 
 
-def preflight_told(shown: NodePreflight) -> str:
+def preflight_reason(shown: NodePreflight) -> str:
     """A result that is not a pass, as the reason of a node."""
     if shown.result is PreflightResult.FAILS:
         return f"its preflight fails: {shown.reason}"
@@ -619,8 +619,8 @@ def preflight_told(shown: NodePreflight) -> str:
 
 
 def _finding(pod: TaskPod, now_s: float) -> PreflightFinding:
-    said = pod.message.removeprefix(f"exit {pod.exit_code}: ").removeprefix("preflight: ")
-    message = shortened(said, MAX_REASON_CHARS)
+    message = pod.message.removeprefix(f"exit {pod.exit_code}: ").removeprefix("preflight: ")
+    message = shortened(message, MAX_REASON_CHARS)
     if pod.exit_code in (ExitCode.DONE, ExitCode.REBOOT_REQUIRED):  # the rollout waits for a reboot
         return PreflightFinding(pod, NodePreflight(PreflightResult.PASSES))
     if pod.exit_code is not None:

@@ -72,24 +72,28 @@ def checked(written: Written, labels: Mapping[str, str], profile: Profile) -> Ch
 
     If a label of the journal is refused, each paused label that it lacks gets the original decoded from its value.
     """
-    said, check = written.claims, _Check(profile, written.refused)
+    claims, check = written.claims, _Check(profile, written.refused)
     journal = replace(
-        _with_commands(said, check),
-        owner=said.owner
+        _with_commands(claims, check),
+        owner=claims.owner
         if any(one.field == "owner" for one in written.refused)
-        else check.one("owner", said.owner, Owner(), is_owner, "neither a pod nor a process"),
-        boot_id=check.word("bootId", said.boot_id),
-        labels=_labels(said.labels, labels, check),
-        gates=_gates(said.gates, check),
-        cordon_manager=check.word("cordonManager", said.cordon_manager),
-        node_uid=check.word("nodeUid", said.node_uid),
-        step=check.word("step", said.step),
-        begin=check.word("begin", said.begin),
-        cleared=check.word("cleared", said.cleared),
+        else check.one("owner", claims.owner, Owner(), is_owner, "neither a pod nor a process"),
+        boot_id=check.word("bootId", claims.boot_id),
+        labels=_labels(claims.labels, labels, check),
+        gates=_gates(claims.gates, check),
+        cordon_manager=check.word("cordonManager", claims.cordon_manager),
+        node_uid=check.word("nodeUid", claims.node_uid),
+        step=check.word("step", claims.step),
+        begin=check.word("begin", claims.begin),
+        cleared=check.word("cleared", claims.cleared),
         window=check.one(
-            "window", said.window, None, lambda window: window is None or window.is_of_this_era, "not times of this era"
+            "window",
+            claims.window,
+            None,
+            lambda window: window is None or window.is_of_this_era,
+            "not times of this era",
         ),
-        record=check.word("hostRecord", said.record),
+        record=check.word("hostRecord", claims.record),
     )
     return Checked(journal, tuple(check.refused))
 
@@ -153,17 +157,17 @@ def without_commands(found: Checked) -> Checked:
     return Checked(bare, (*found.refused, *refused))
 
 
-def _with_commands(said: Journal, check: _Check) -> Journal:
+def _with_commands(claims: Journal, check: _Check) -> Journal:
     profile = check.profile
     return replace(
-        said,
-        driver=_driver(said.driver, check),
+        claims,
+        driver=_driver(claims.driver, check),
         services=check.those(
-            "services", said.services, lambda name: name in profile.host_services, "not a host service of the profile"
+            "services", claims.services, lambda name: name in profile.host_services, "not a host service of the profile"
         ),
         removed=check.those(
             "removed",
-            said.removed,
+            claims.removed,
             lambda name: name in profile.modules.conflicting_removable,
             "not a module that the profile allows to remove",
         ),
@@ -187,7 +191,7 @@ def runs_manager(pod: Pod, own: Pod | None, profile: Profile) -> bool:
     return own is not None and bool(set(own.images) & set(pod.images))
 
 
-def _labels(said: Mapping[str, str], now: Mapping[str, str], check: _Check) -> dict[str, str]:
+def _labels(claims: Mapping[str, str], now: Mapping[str, str], check: _Check) -> dict[str, str]:
     profile, paused_value = check.profile, check.profile.deploy.paused_value
 
     def is_good(pair: tuple[str, str]) -> bool:
@@ -200,9 +204,11 @@ def _labels(said: Mapping[str, str], now: Mapping[str, str], check: _Check) -> d
         return _may_be_paused(key, profile) and is_label_value(value) and is_original and fits
 
     good = dict(
-        check.those("labels", said.items(), is_good, "not a deploy label of the profile with a value that a run pauses")
+        check.those(
+            "labels", claims.items(), is_good, "not a deploy label of the profile with a value that a run pauses"
+        )
     )
-    if len(good) == len(said):
+    if len(good) == len(claims):
         return good
     paused = (key for key in now if _may_be_paused(key, profile) and label_rules.is_paused(now[key], paused_value))
     return {**{key: label_rules.decoded(now[key], paused_value) for key in paused}, **good}
@@ -215,36 +221,36 @@ def _may_be_paused(key: str, profile: Profile) -> bool:
     return is_switch and key not in {*profile.keys.names, *deploy.on_unless_false} and is_label_key(key)
 
 
-def _gates(said: Mapping[str, str | None], check: _Check) -> dict[str, str | None]:
+def _gates(claims: Mapping[str, str | None], check: _Check) -> dict[str, str | None]:
     known = check.profile.deploy.on_unless_false
     good = check.those(
         "gates",
-        said.items(),
+        claims.items(),
         lambda pair: pair[0] in known and (pair[1] is None or (pair[1] != label_rules.OFF and is_label_value(pair[1]))),
         "not a label of the profile that is on unless false",
     )
     return dict(good)
 
 
-def _driver(said: OldDriver | None, check: _Check) -> OldDriver | None:
-    if said is None:
+def _driver(claims: OldDriver | None, check: _Check) -> OldDriver | None:
+    if claims is None:
         return None
     modules = check.profile.modules
-    kept_values = kept(said.parameters, modules.keep_parameters)
+    kept_values = kept(claims.parameters, modules.keep_parameters)
     return OldDriver(
-        version=check.word("driver.version", said.version),
-        root=check.one("driver.root", said.root, "", _is_root, "not a folder of the host"),
+        version=check.word("driver.version", claims.version),
+        root=check.one("driver.root", claims.root, "", _is_root, "not a folder of the host"),
         modules=check.those(
             "driver.modules",
-            said.modules,
+            claims.modules,
             lambda name: bool(_MODULE.fullmatch(name)) and is_own(name, modules),
             "not a module of the driver",
         ),
-        digest=check.one("driver.digest", said.digest, "", lambda text: not text or is_digest(text), "not a digest"),
+        digest=check.one("driver.digest", claims.digest, "", lambda text: not text or is_digest(text), "not a digest"),
         parameters=dict(
             check.those(
                 "driver.parameters",
-                said.parameters.items(),
+                claims.parameters.items(),
                 lambda pair: pair[0] in kept_values and is_own(pair[0].partition(".")[0], modules),
                 "not a parameter that the profile keeps, with a value that modprobe.d can hold",
             )

@@ -241,9 +241,9 @@ def _was_set_anew(node: Node, journal: Journal) -> bool:
     """
     if node.cordon_manager in BY_HAND:
         return True
-    is_told = bool(journal.cordon_manager and node.cordon_manager)
+    are_known = bool(journal.cordon_manager and node.cordon_manager)
     is_same_node = journal.node_uid in ("", node.uid)
-    return is_told and is_same_node and journal.cordon_manager != node.cordon_manager
+    return are_known and is_same_node and journal.cordon_manager != node.cordon_manager
 
 
 def original_bindings(situation: Situation, bindings: tuple[Binding, ...] = ()) -> tuple[Binding, ...]:

@@ -74,7 +74,7 @@ _MUTANTS = {
     "renewed-cordon-lifted": Mutant(
         "a cordon that an administrator lifted and set again is not lifted",
         "domain/swap/node_patches.py",
-        "    return is_told and is_same_node and journal.cordon_manager != node.cordon_manager",
+        "    return are_known and is_same_node and journal.cordon_manager != node.cordon_manager",
         "    return False",
         ("unit/swap/test_plans.py",),
     ),
@@ -427,8 +427,8 @@ _MUTANTS = {
     "sysfs-written-in-process": Mutant(
         "a write to sysfs that never returns does not block the run",
         "adapters/host/pci.py",
-        "        said = lines_within(max(deadline.left(), EFFECT_POLL_S), partial(",
-        "        said = (lambda write, *told: list(write(*told)))(*(",
+        "        answer = lines_within(max(deadline.left(), EFFECT_POLL_S), partial(",
+        "        answer = (lambda write, *told: list(write(*told)))(*(",
         ("unit/adapters/test_pci_bus.py::test_an_unbind_that_does_not_end_is_left_behind_at_its_deadline",),
         limit_s=60,
         hangs=True,
