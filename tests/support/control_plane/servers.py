@@ -537,14 +537,18 @@ def unbound(api: Api, user: User) -> Iterator[None]:
     """The API server refuses the user everything, as it does until it has loaded its RBAC rules (here 0.1 s)."""
     api.delete(f"{_RBAC}/clusterrolebindings/{_account(user)}")
     yield
-    bind(api, user)
+    _bind_known(api, user)
 
 
 def bind_rights(api: Api, user: User, rules: list[Json]) -> None:
     """Bind a ClusterRole of these rules to the service account, and wait until the authorizer knows it."""
     api.post(f"{_RBAC}/clusterroles", {"metadata": {"name": _account(user)}, "rules": rules})
+    _bind_known(api, user)
+
+
+def _bind_known(api: Api, user: User) -> None:
     bind(api, user)
-    last = rules[-1]
+    last = api.get(f"{_RBAC}/clusterroles/{_account(user)}")["rules"][-1]
     attributes = {"verb": last["verbs"][-1], "group": last["apiGroups"][0], "resource": last["resources"][0]}
     review = {"spec": {"user": user.name, "groups": list(user.groups), "resourceAttributes": attributes}}
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"

@@ -23,6 +23,7 @@ import yaml
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import GROUP
+from driver_manager.domain.profile import Strategy
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.host import HostTree
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, only, render, render_with_namespace
@@ -435,7 +436,7 @@ def lead(runner: PodRunner, node: Node, deployment: Json) -> None:
 def replace_driver(driver_node: DriverNode) -> None:
     """An upgrade to its end, with the reboot where the driver needs one."""
     node, runner, profile = driver_node.node, driver_node.runner, driver_node.tree.profile
-    if not profile.paths.reboot_marker:
+    if profile.strategy is not Strategy.REBOOT:
         assert runner.run(driver_node.pod, MANAGER).code == 0
         driver_node.install(NEW, "sample-2.0.1")
         return

@@ -13,18 +13,18 @@ from driver_manager.domain import events
 from driver_manager.domain.events import EVENTS, ROLLOUT_EVENTS
 
 PACKAGE = Path(driver_manager.__file__).parent
-POSTS = {"post_event", "record_event", "_post", "Announce"}
-"""What posts an Event, and the act of a rollout that asks for one."""
+POSTS = {"post_event": 0, "record_event": 0, "post_once": 1, "Announce": 0}
+"""What posts an Event, and the act of a rollout that asks for one: the index of the argument that is the reason."""
 
 REASONS = EVENTS | ROLLOUT_EVENTS
 NAMES = {name for name, value in vars(events).items() if isinstance(value, str) and value in REASONS}
 
 
 def posted(source: str) -> Iterator[str]:
-    """The first argument of every call that posts an Event, as it is written."""
+    """The reason in every call that posts an Event, as it is written."""
     for found in ast.walk(ast.parse(source)):
-        if isinstance(found, ast.Call) and ast.unparse(found.func).rpartition(".")[2] in POSTS:
-            yield ast.unparse(found.args[0])
+        if isinstance(found, ast.Call) and (name := ast.unparse(found.func).rpartition(".")[2]) in POSTS:
+            yield ast.unparse(found.args[POSTS[name]])
 
 
 def literals(source: str) -> set[str]:
