@@ -1,4 +1,4 @@
-"""Commands for people on a node: `restore`, `holders`, `preflight`, `stage`, `profile`."""
+"""Commands for people on a node: `restore`, `holders`, `stage`, `profile`."""
 
 from __future__ import annotations
 

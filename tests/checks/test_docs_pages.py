@@ -21,7 +21,7 @@ from tests.support.node.measured import Action, recorded
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 README_LINES = 200
-WORDS = {"concepts.md": 2_000, "glossary.md": 700, "operate.md": 4_000, "upgrade-walkthrough.md": 500, "window.md": 800}
+WORDS = {"concepts.md": 2_000, "glossary.md": 700, "operate.md": 4_000, "upgrade-walkthrough.md": 600, "window.md": 800}
 ANSWERS = ("- **Looks like:** ", "- **Why:** ", "- **Do:** ")
 ESCALATE = "- **Escalate:** "
 PACKAGE, TESTS = ROOT / "driver_manager", ROOT / "tests"
@@ -57,7 +57,8 @@ def test_the_readme_is_short_and_links_every_page() -> None:
 
 @pytest.mark.parametrize(("page", "limit"), WORDS.items())
 def test_a_page_keeps_its_limit_of_words(page: str, limit: int) -> None:
-    assert len((DOCS / page).read_text(encoding="utf-8").split()) <= limit
+    words = len((DOCS / page).read_text(encoding="utf-8").split())
+    assert words <= limit, f"docs/{page} has {words} words: shorten it, or raise its limit in WORDS"
 
 
 def test_the_table_of_recoveries_has_the_steps_and_the_reset_of_each_profile() -> None:
