@@ -8,8 +8,9 @@ import signal
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -20,7 +21,7 @@ from driver_manager.cli import upgrade
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
 from driver_manager.profiles import builtin
-from tests.support.control_plane.api import Api, gone, wait_until
+from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import ROLLOUTS, FleetFactory, RolloutFleet
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane
@@ -36,6 +37,7 @@ class Person:
     """A person with a kubeconfig, and a fleet of one node."""
 
     fleet: RolloutFleet
+    proxy: Proxy
     capfd: pytest.CaptureFixture[str]
 
     @property
@@ -61,7 +63,17 @@ def person(
 ) -> Person:
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig(control_plane.admin.token, proxy.url)))
     monkeypatch.setenv("LOG_FORMAT", "text")
-    return Person(rollout_fleet(1), capfd)
+    return Person(rollout_fleet(1), proxy, capfd)
+
+
+def once(check: Callable[[], object], act: Callable[[], object]) -> None:
+    """Call `act` in a thread when `check` is true."""
+
+    def wait() -> None:
+        wait_until(check, "the moment to act")
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @pytest.mark.shares(4)
@@ -105,7 +117,8 @@ def test_a_refused_eviction_is_repeated_until_the_budget_allows_it(person: Perso
         assert code == ExitCode.PODS_REMAIN
         assert "disruption budget" in err
         assert person.pods() == before
-        threading.Timer(2.0, lambda: person.fleet.api.delete(f"{BUDGETS}/{name}")).start()
+        asked = partial(person.proxy.exchanges, "create", "pods/eviction", since=person.proxy.mark())
+        once(lambda: any(one.status for one in asked()), lambda: person.fleet.api.delete(f"{BUDGETS}/{name}"))
         code, _, err = person.upgrade("--wait", "--timeout", "2m")
     finally:
         gone(lambda: person.fleet.api.delete(f"{BUDGETS}/{name}"))
@@ -186,7 +199,7 @@ def test_a_dry_run_prints_the_plan_of_a_pod_that_is_deleted_and_ends_with_its_co
 def test_the_pod_of_a_dry_run_is_deleted_if_it_is_interrupted(person: Person) -> None:
     person.fleet.set_driver("driver:2")
     person.fleet.kubelets.stuck.add(person.node)
-    threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    once(person.fleet.looks, lambda: os.kill(os.getpid(), signal.SIGINT))
     began_s = time.monotonic()
     code, _, err = person.upgrade("--dry-run")
     assert (code, time.monotonic() - began_s < 60) == (ExitCode.STANDING_DOWN, True)
@@ -204,10 +217,14 @@ def test_the_pod_that_clears_a_node_is_deleted_however_the_command_ends(
     monkeypatch.setattr(upgrade, "named_profile", lambda _: (None, unloads))
     person.fleet.set_driver("driver:2")
     before = person.pods()
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=driver-manager.rebellions.ai/task"
+
+    def clearing() -> list[Json]:
+        return [pod for pod in person.fleet.api.list(path) if "deletionTimestamp" not in pod["metadata"]]
+
     if ending != "timeout":
-        threading.Timer(2.0, lambda: os.kill(os.getpid(), getattr(signal, ending))).start()
+        once(clearing, lambda: os.kill(os.getpid(), getattr(signal, ending)))
     code, _, err = person.upgrade("--timeout", "3s" if ending == "timeout" else "1m")
     assert (code, person.pods()) == (ExitCode.ROLLOUT_STUCK if ending == "timeout" else ExitCode.STANDING_DOWN, before)
-    pods = person.fleet.api.list(f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=driver-manager.rebellions.ai/task")
-    assert [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]] == [], err
-    assert "which clears the node" in err
+    assert clearing() == [], err
+    assert ending != "timeout" or "which clears the node" in err
