@@ -18,38 +18,22 @@ from driver_manager.domain.observation import Loader, Policy, Situation
 from driver_manager.domain.swap.node_patches import release, take
 from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.preflight import checks, rights, rights_to_replace
-from driver_manager.domain.swap.steps import GiveBack, Plan, Step, TakeNode, as_json
+from driver_manager.domain.swap.steps import GiveBack, Step, TakeNode, as_json
 from tests.support.fakes import builders
 from tests.support.fakes.builders import DRIVER, EXPORTER, PAUSED, PLUGIN, PROFILE
 
 CONTAINER, MANAGER = Policy(), Policy(loader=Loader.MANAGER)
-STATE, READY, WITHDRAWN = PROFILE.paths.state_file, PROFILE.paths.ready_marker, PROFILE.paths.ready_withdrawn
+STATE, READY = PROFILE.paths.state_file, PROFILE.paths.ready_marker
 TAKEN = {PLUGIN: PAUSED, EXPORTER: PAUSED, DRIVER: "true"}
 ASCEND_LOADED = {"modules": {"drv_pcie_host": Module("drv_pcie_host", "23.0", 3)}}
 GOLDEN = Path(__file__).parents[2] / "unit" / "golden" / "plans"
 
-NAMES: dict[str, Any] = {
-    name: value
-    for module in (deadline, host, host_record, journal, node, observation, pci, profile, builders)
-    for name, value in vars(module).items()
-    if not name.startswith("_")
-} | {
-    "ASCEND_LOADED": ASCEND_LOADED,
-    "CONTAINER": CONTAINER,
-    "MANAGER": MANAGER,
-    "NVIDIA": builders.PROFILES["nvidia"],
-    "READY": READY,
-    "STATE": STATE,
-    "TAKEN": TAKEN,
-    "replace": replace,
-    "selectors": selectors,
+NVIDIA = builders.PROFILES["nvidia"]
+DOMAIN = (deadline, host, host_record, journal, node, observation, pci, profile, builders)
+NAMES = {**globals(), "selectors": selectors} | {
+    name: value for module in DOMAIN for name, value in vars(module).items() if not name.startswith("_")
 }
-"""What the facts of a row may use: the builders and the types of the domain."""
-
-
-def one(found: Plan, kind: type) -> Any:
-    (step,) = [step for step in found.steps if type(step) is kind]
-    return step
+"""What the facts of a row may use: the constants above, the builders and the types of the domain."""
 
 
 SHORT = {
@@ -160,15 +144,12 @@ def details(step: Step, taken: Journal | None) -> Iterator[str]:
             yield f"{name}: {plain(fields_of)}"
         elif name == "change":
             change = as_json(value)
-            notes = {key: "written" if _is_journal(key, item) else item for key, item in change["annotations"].items()}
+            notes = dict(change["annotations"])
+            notes |= {key: "written" for key, item in notes.items() if key.endswith(".journal") and item is not None}
             if changed := plain({**change, "annotations": notes}):
                 yield f"{name}: {changed}"
         elif (data := plain(as_json(value))) and data not in text and not _is_shown(value, text):
             yield f"{name}: {data}"
-
-
-def _is_journal(key: str, item: object) -> bool:
-    return key.endswith(".journal") and item is not None
 
 
 def _is_shown(value: Any, text: str) -> bool:

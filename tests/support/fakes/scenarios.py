@@ -14,19 +14,8 @@ from driver_manager.domain.host import PREVIOUS, Holder
 from driver_manager.domain.node import Claim, Node
 from driver_manager.domain.observation import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.pci import Binding, encode_bindings, noted_bindings
-from tests.support.fakes.builders import (
-    ASCEND,
-    DRIVER,
-    EXPORTER,
-    NEW_DIGEST,
-    NODE,
-    OLD_DIGEST,
-    PLUGIN,
-    PROFILE,
-    ROOT_MOUNT,
-    key,
-    workload,
-)
+from tests.support.fakes import builders
+from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST, PROFILE, ROOT_MOUNT, key, workload
 from tests.support.fakes.cluster import DaemonSet, Tenant
 from tests.support.fakes.pci import VFIO_DRIVER, VFIO_MODULE, function
 from tests.support.fakes.world import State, World
@@ -34,21 +23,21 @@ from tests.support.fakes.world import State, World
 LONG_VALUE = "a-custom-value-of-forty-five-characters-total"
 DRA_PLUGIN = key("dra-kubelet-plugin")
 LABELS = {
-    PLUGIN: "true",
-    EXPORTER: "true",
+    builders.PLUGIN: "true",
+    builders.EXPORTER: "true",
     key("custom-client"): "gold",
     key("long"): LONG_VALUE,
     key("off"): "false",
     key("empty"): "",
     DRA_PLUGIN: "true",
-    DRIVER: "true",
+    builders.DRIVER: "true",
     "example.com/deploy.open": "yes",
     "example.com/deploy.shut": "false",
-    "kubernetes.io/hostname": NODE,
+    "kubernetes.io/hostname": builders.NODE,
 }
 OPERANDS = (
-    DaemonSet("plugin", {PLUGIN: "true"}, stop_s=3.0, uses_device=True, host_paths=(ROOT_MOUNT,)),
-    DaemonSet("exporter", {EXPORTER: "true"}, stop_s=8.0, host_paths=("/run/rbln",)),
+    DaemonSet("plugin", {builders.PLUGIN: "true"}, stop_s=3.0, uses_device=True, host_paths=(ROOT_MOUNT,)),
+    DaemonSet("exporter", {builders.EXPORTER: "true"}, stop_s=8.0, host_paths=("/run/rbln",)),
     DaemonSet("dra-plugin", {DRA_PLUGIN: "true"}, stop_s=2.0),
     DaemonSet("client", {key("custom-client"): "gold"}, namespace="tenant", stop_s=5.0, uses_device=True),
 )
@@ -57,7 +46,7 @@ GATE, OPEN_GATE, SHUT_GATE = (f"example.com/deploy.{name}" for name in ("telemet
 
 TELEMETRY = DaemonSet(
     "telemetry",
-    {"kubernetes.io/hostname": NODE},
+    {"kubernetes.io/hostname": builders.NODE},
     stop_s=4.0,
     uses_device=True,
     unless_false=frozenset({GATE, OPEN_GATE}),
@@ -102,12 +91,8 @@ def replace_with_a_peer() -> World:
 def replace_with_more_of_the_profile() -> World:
     """As by the manager, and the profile says more of the driver than the shipped one."""
     world = replace_by_manager((*OPERANDS, TELEMETRY))
-    modules = replace(
-        PROFILE.modules,
-        parameters=("rebellions.mode=2",),
-        keep_parameters=("rebellions.dep*",),
-        conflicting_removable=("generic_npu",),
-    )
+    modules = replace(PROFILE.modules, parameters=("rebellions.mode=2",), keep_parameters=("rebellions.dep*",))
+    modules = replace(modules, conflicting_removable=("generic_npu",))
     paths = replace(PROFILE.paths, firmware="/var/lib/firmware")
     deploy = replace(PROFILE.deploy, on_unless_false=(GATE, OPEN_GATE, SHUT_GATE))
     tunables = {"1.0": {"rebellions.depth": "7 x", "rebellions.speed": "3"}, "2.0": {"rebellions.depth": "1"}}
@@ -238,26 +223,6 @@ def replace_with_safe_load() -> World:
     return world.given(operator=say_so)
 
 
-def replace_managed_by_operator() -> World:
-    """An operator manages upgrades: once asked, it moves the workloads itself."""
-    world = replace_by_manager()
-    world.cluster.add_tenant(workload("job"))
-    world.cluster.edit(annotations={PROFILE.keys.upgrade_enabled: "true"})
-
-    def work(node: Node) -> None:
-        if PROFILE.keys.upgrade_requested in node.annotations:
-            world.clock.after(3.0, begin)
-
-    def begin() -> None:
-        world.cluster.edit({PROFILE.keys.upgrade_state: "drain-required"}, annotations={REQUESTED: None})
-        job = world.cluster.listed.get("job")
-        if job is not None:
-            world.cluster.stop(job, 4.0)
-        world.clock.after(60.0, lambda: world.cluster.edit({PROFILE.keys.upgrade_state: None}))
-
-    return world.given(operator=work)
-
-
 def _for_machines() -> World:
     """Four devices: two with the driver, of which one has virtual functions, one on vfio, one that nobody has."""
     world = _world(Loader.CONTAINER)
@@ -304,47 +269,41 @@ def return_from_vfio() -> World:
 
 def return_from_vfio_by_manager() -> World:
     """As above, and the manager loads the driver; one device had virtual functions."""
-    world = return_from_vfio()
-    world.policy = Policy(loader=Loader.MANAGER)
-    text = world.host.files[PROFILE.paths.bindings]
-    first, *others = noted_bindings(text, world.host.boot_id)
-    world.host.files[PROFILE.paths.bindings] = encode_bindings(
-        world.host.boot_id, [replace(first, virtual_count=2), *others]
-    )
+    world = return_from_vfio().given(policy=Policy(loader=Loader.MANAGER))
+    first, *others = noted_bindings(world.host.files[PROFILE.paths.bindings], world.host.boot_id)
+    noted = [replace(first, virtual_count=2), *others]
+    world.host.files[PROFILE.paths.bindings] = encode_bindings(world.host.boot_id, noted)
     return world
 
 
 SCENARIOS: dict[str, Callable[[], World]] = {
-    scenario.__name__: scenario
-    for scenario in (
-        replace_by_container,
-        replace_by_manager,
-        replace_with_a_peer,
-        replace_with_more_of_the_profile,
-        swap_to_a_slot,
-        swap_a_folder_for_a_slot,
-        replace_with_host_services,
-        replace_with_workloads,
-        replace_with_claims,
-        replace_after_completion,
-        replace_once_the_device_is_let_go,
-        replace_after_a_failure,
-        reload_by_manager,
-        reload_by_container,
-        replace_with_safe_load,
-        rebind,
-        first_install_over_a_stale_root,
-        first_install_by_manager,
-        current,
-        switch_to_vfio,
-        bind_to_vfio,
-        return_from_vfio,
-        return_from_vfio_by_manager,
-    )
+    name: one for name, one in list(globals().items()) if getattr(one, "__module__", "") == __name__ and name[0] != "_"
 }
+"""The public functions above, by their names."""
+
 LOADING_ONLY = ("replace_with_safe_load", "first_install_by_manager", "current", "bind_to_vfio")
 RETURNING = ("return_from_vfio", "return_from_vfio_by_manager")
 TAKING = tuple(name for name in SCENARIOS if name not in (*LOADING_ONLY, *RETURNING))
+
+
+def replace_managed_by_operator() -> World:
+    """An operator manages upgrades: once asked, it moves the workloads itself."""
+    world = replace_by_manager()
+    world.cluster.add_tenant(workload("job"))
+    world.cluster.edit(annotations={PROFILE.keys.upgrade_enabled: "true"})
+
+    def work(node: Node) -> None:
+        if PROFILE.keys.upgrade_requested in node.annotations:
+            world.clock.after(3.0, begin)
+
+    def begin() -> None:
+        world.cluster.edit({PROFILE.keys.upgrade_state: "drain-required"}, annotations={REQUESTED: None})
+        job = world.cluster.listed.get("job")
+        if job is not None:
+            world.cluster.stop(job, 4.0)
+        world.clock.after(60.0, lambda: world.cluster.edit({PROFILE.keys.upgrade_state: None}))
+
+    return world.given(operator=work)
 
 
 def made(name: str, **changes: Any) -> World:
@@ -355,8 +314,10 @@ def made(name: str, **changes: Any) -> World:
 def by_reboot(**changes: Any) -> World:
     """An old driver that only a reboot replaces. The run does not wait for the reboot."""
     labels = {"openfuyao.com/npu.present": "true"}
-    world = World(labels, Policy(no_wait=True), profile=ASCEND).given(needs={}, loaded={"drv_pcie_host": "23.0"})
-    world.host.files[ASCEND.paths.state_file] = OLD_DIGEST
+    world = World(labels, Policy(no_wait=True), profile=builders.ASCEND).given(
+        needs={}, loaded={"drv_pcie_host": "23.0"}
+    )
+    world.host.files[builders.ASCEND.paths.state_file] = OLD_DIGEST
     return world.given(**changes)
 
 

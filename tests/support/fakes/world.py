@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -170,9 +171,8 @@ class World(Place):
         was_ended = self.clock.ended_at is not None
         marker = self.host.files.get(self.profile.paths.reboot_marker)
         asked = marker is not None and not decode_marker(marker).is_stale(self.host.boot_id)
-        wrong = why_wrong(
-            outcome, before, self.cluster.current, self.profile.keys, was_ended=was_ended, is_reboot_asked=asked
-        )
+        after, keys = self.cluster.current, self.profile.keys
+        wrong = why_wrong(outcome, before, after, keys, was_ended=was_ended, is_reboot_asked=asked)
         assert not (wrong and self.is_shown), wrong
         return outcome
 
@@ -181,6 +181,12 @@ class World(Place):
         for action in actions:
             self.killer.at(call, action if isinstance(action, Exception) else partial(action, self), after=after)
         return self
+
+    def noted(self, call: int, action: Callable[[Self], Any]) -> list[Any]:
+        """What `action` returns at the call of this number, once there was such a call."""
+        found: list[Any] = []
+        self.killer.at_call(call, lambda: found.append(action(self)))
+        return found
 
     def ended(self, code: ExitCode = ExitCode.DONE, *words: str, remedy: str = "") -> Outcome:
         """Run. Raises AssertionError unless the run ends with `code`, says all of `words`, and names the remedy."""
@@ -224,8 +230,7 @@ class World(Place):
 
     def second(self, pod: str) -> World:
         """The same node and host, seen by a second process in `pod` ("": by hand)."""
-        other = object.__new__(World)
-        other.__dict__.update(self.__dict__)
+        other = copy(self)
         other.pod, other.pid = pod, self.pid + 1_000
         if pod and pod not in self.cluster.listed:
             self.cluster.add_pod(replace(self._own_pod(), name=pod, uid=pod))
@@ -279,19 +284,14 @@ class World(Place):
         return replace(driver_pod(), name=name, uid=name, selector_keys=frozenset({self.gate}), programs=(PROGRAM,))
 
     def state(self) -> State:
-        current, paths = self.node, self.profile.paths
-        keys = self.profile.keys
+        current, paths, keys = self.node, self.profile.paths, self.profile.keys
+        hidden = {paths.load_record, paths.failure_note, paths.bindings, paths.baseline}
         return State(
             {key: value for key, value in current.labels.items() if key not in (keys.state, keys.version)},
             {key: value for key, value in current.annotations.items() if key != keys.last_outcome},
             current.unschedulable,
             dict(self.host.loaded),
-            {
-                path: text
-                for path, text in self.host.files.items()
-                if path not in {paths.load_record, paths.failure_note, paths.bindings, paths.baseline}
-                and RUN_RECORD not in path
-            },
+            {path: text for path, text in self.host.files.items() if path not in hidden and RUN_RECORD not in path},
             tuple(self.host.mounts),
             dict(self.host.services),
             shown(current, keys),
