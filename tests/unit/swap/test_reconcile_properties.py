@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 
 import pytest
 from hypothesis import example, given, settings
@@ -75,8 +75,7 @@ def check_converged(world: World, name: str, *, rebooted: bool) -> None:
     """Raises AssertionError unless the world is as an undisturbed run leaves it."""
     at_once, settled, _, _ = undisturbed(name)
     if not rebooted:
-        assert world.state() == at_once
-        assert settle_in(world) == settled
+        assert (world.state(), settle_in(world)) == (at_once, settled)
         return
     keys = world.profile.keys
     was_taken = any(keys.state in patch.labels for patch in world.cluster.patches)
@@ -92,15 +91,13 @@ def without_peers(state: State) -> State:
     return dataclasses.replace(state, modules=modules, given={}, bindings=(), devices=devices)
 
 
-# kills
-
 ALL_KILLS = [(name, effect, after) for name in SCENARIOS for effect, after in kill_points(name)]
 
 
 @DIVIDED
 @pytest.mark.parametrize("reboot", [False, True], ids=["", "and-a-reboot"])
 @pytest.mark.parametrize(("name", "effect", "after"), ALL_KILLS)
-def test_a_run_killed_at_any_effect_and_run_again_ends_like_an_undisturbed_one(
+def test_killed_at_any_effect_and_run_again_it_ends_as_undisturbed(
     name: str, effect: int, after: bool, reboot: bool
 ) -> None:
     for new_pod in (False, True):
@@ -114,12 +111,8 @@ def test_a_run_killed_at_any_effect_and_run_again_ends_like_an_undisturbed_one(
 
 
 @pytest.mark.parametrize("reboot", [False, True], ids=["", "and-a-reboot"])
-@pytest.mark.parametrize(
-    ("name", "effect", "after"), [one for one in ALL_KILLS if one[0] in ("switch_to_vfio", "bind_to_vfio")]
-)
-def test_devices_on_their_way_to_machines_come_back_whatever_killed_the_run(
-    name: str, effect: int, after: bool, reboot: bool
-) -> None:
+@pytest.mark.parametrize(("name", "effect", "after"), [one for one in ALL_KILLS if one[0].endswith("to_vfio")])
+def test_devices_half_way_to_machines_come_back_after_a_kill(name: str, effect: int, after: bool, reboot: bool) -> None:
     """Every device has its own driver, and the Node is as it was, once the next run is a driver's."""
     had = {one.address: one.virtual_count for one in made(name).state().devices}
     world = made(name).killed(effect, after=after)
@@ -182,22 +175,13 @@ def test_an_api_server_that_fails_at_any_call_loses_nothing(name: str, after: bo
         if world.host.loaded:
             assert (world.state().labels, world.state().annotations) == (LABELS, {}), f"{called} at {number}"
         world.finish()
-        assert world.state().labels == LABELS
-        assert settle_in(world) == undisturbed(name)[1]
-
-
-# edits
+        assert (world.state().labels, settle_in(world)) == (LABELS, undisturbed(name)[1])
 
 
 def check_edited(name: str, call: int, edits: tuple[Edit, ...], kill: tuple[int, bool] | None = None) -> None:
-    """Somebody edits labels at `call`. Raises AssertionError unless these edits, and no others, are on the Node."""
-    world, done = made(name), list[bool]()
-
-    def edit() -> None:
-        done.append(True)
-        world.cluster.edit(dict(edits))
-
-    world.killer.at_call(call, edit)
+    """Labels are edited at `call`. Raises AssertionError unless these edits, and no others, are on the Node."""
+    world = made(name)
+    done = world.noted(call, lambda one: one.cluster.edit(dict(edits)))
     world.run_through(kill)
     expected = {**LABELS, **dict(edits)} if done else dict(LABELS)
     assert is_clean(world, {label: value for label, value in expected.items() if value is not None})
@@ -234,17 +218,18 @@ def test_an_administrators_cordon_stays(name: str) -> None:
         assert (state.unschedulable, state.annotations, state.labels) == (True, {}, LABELS), f"killed at {kill}"
 
 
+def cordon(world: World) -> bool:
+    was_cordoned = world.node.unschedulable
+    world.cluster.edit(cordon=True)
+    return was_cordoned
+
+
 @DIVIDED
 @every_scenario
 def test_a_cordon_set_while_the_node_is_not_cordoned_by_us_stays(name: str) -> None:
     for call in edit_points(name):
-        world, seen = made(name), list[bool]()
-
-        def cordon(world: World = world, seen: list[bool] = seen) -> None:
-            seen.append(world.node.unschedulable)
-            world.cluster.edit(cordon=True)
-
-        world.killer.at_call(call, cordon)
+        world = made(name)
+        seen = world.noted(call, cordon)
         world.run()
         assert world.state().unschedulable is (seen == [False]), f"at call {call}"
 
@@ -264,13 +249,8 @@ def test_labels_found_paused_without_a_journal_are_given_back(name: str) -> None
 def test_a_node_replaced_meanwhile_keeps_its_new_labels(name: str) -> None:
     fresh = {PLUGIN: "true", EXPORTER: "false", "new": "node"}
     for call in edit_points(name):
-        world, done = made(name), list[bool]()
-
-        def replaced(world: World = world, done: list[bool] = done) -> None:
-            done.append(True)
-            world.cluster.replace_node(fresh)
-
-        world.killer.at_call(call, replaced)
+        world = made(name)
+        done = world.noted(call, lambda one: one.cluster.replace_node(fresh))
         assert world.run() is not None
         assert is_clean(world, fresh if done else LABELS), f"replaced at call {call}"
 
@@ -285,42 +265,40 @@ def test_a_node_deleted_meanwhile_ends_the_run_with_a_usage_error_and_is_not_mad
         assert world.cluster.current is None, f"deleted at call {call}"
 
 
-# signals
-
-
 @DIVIDED
 @every_scenario
 def test_sigterm_at_any_call_gives_back_or_holds_and_the_next_run_finishes(name: str) -> None:
+    before = made(name).state()
     for call in edit_points(name):
-        check_terminated(name, call)
+        world = made(name)
+        had_driver = bool(world.host.loaded)
+        world.killer.at_call(call, world.clock.ask_to_end)
+        outcome = world.run()
+        assert outcome is not None
+        assert outcome.exit_code in (ExitCode.DONE, ExitCode.STANDING_DOWN), outcome
+        state, is_done = world.state(), outcome.exit_code is ExitCode.DONE
+        if is_done or not had_driver or "rebellions" in world.host.loaded:
+            assert is_clean(world)
+            assert "paused" not in outcome.what
+            if world.policy.mode is Mode.VFIO and not is_done:
+                assert_devices_kept(before, state)
+            if not is_done and world.host.loaded.get("rebellions") != "2.0":
+                assert state.foreign == before.foreign, "a conflicting module stays away for nothing"
+        else:
+            assert "stays paused" in outcome.what
+            assert (state.labels[PLUGIN], world.journal.labels[LONG]) == (PAUSED, LABELS[LONG])
+            assert state.unschedulable is (PROFILE.keys.cordon in state.annotations)
+        if world.clock.ended_at is not None:
+            assert world.clock.now - world.clock.ended_at < 5.0, "not within the grace period"
+        world.finish()
+        assert (world.state().labels, settle_in(world)) == (LABELS, undisturbed(name)[1])
 
 
-def check_terminated(name: str, call: int) -> None:
-    """SIGTERM at `call`. Raises AssertionError unless the node is given back, or held where its driver is gone."""
-    world = made(name)
-    had_driver, before = bool(world.host.loaded), world.state()
-    world.killer.at_call(call, world.clock.ask_to_end)
-    outcome = world.run()
-    assert outcome is not None
-    assert outcome.exit_code in (ExitCode.DONE, ExitCode.STANDING_DOWN), outcome
-    state, is_done = world.state(), outcome.exit_code is ExitCode.DONE
-    if is_done or not had_driver or "rebellions" in world.host.loaded:
-        assert is_clean(world)
-        assert "paused" not in outcome.what
-        if world.policy.mode is Mode.VFIO and not is_done:
-            assert_devices_kept(before, state)
-        if not is_done and world.host.loaded.get("rebellions") != "2.0":
-            assert state.foreign == made(name).state().foreign, "a conflicting module stays away for nothing"
-    else:
-        assert "stays paused" in outcome.what
-        assert state.labels[PLUGIN] == PAUSED
-        assert world.journal.labels[LONG] == LABELS[LONG]
-        assert state.unschedulable is (PROFILE.keys.cordon in state.annotations)
-    if world.clock.ended_at is not None:
-        assert world.clock.now - world.clock.ended_at < 5.0, "not within the grace period"
-    world.finish()
-    assert world.state().labels == LABELS
-    assert settle_in(world) == undisturbed(name)[1]
+def test_sigterm_while_waiting_for_pods_ends_the_wait_at_once_and_gives_back() -> None:
+    world = made("replace_by_container")
+    world.clock.after(1.0, world.clock.ask_to_end)
+    world.ended(ExitCode.STANDING_DOWN, "the node was released")
+    assert (world.clock.now, world.is_released) == (world.clock.ended_at, True)
 
 
 def assert_devices_kept(before: State, after: State) -> None:
@@ -333,16 +311,6 @@ def assert_devices_kept(before: State, after: State) -> None:
             assert (one.override, one.virtual_count) == (was.override, was.virtual_count)
 
 
-def test_sigterm_while_waiting_for_pods_ends_the_wait_at_once_and_gives_back() -> None:
-    world = made("replace_by_container")
-    world.clock.after(1.0, world.clock.ask_to_end)
-    world.ended(ExitCode.STANDING_DOWN, "the node was released")
-    assert world.clock.now == world.clock.ended_at
-    assert world.is_released
-
-
-# a second run
-
 NOTHING_TAKEN = ("current", "replace_with_safe_load")
 """Their first patch, if any, only asks: two runs may wait for the same answer."""
 
@@ -352,20 +320,21 @@ NOTHING_TAKEN = ("current", "replace_with_safe_load")
 def test_a_second_run_is_refused_while_the_first_lives(name: str) -> None:
     for call in range(calls_of(name).index("patch") + 1, calls_until_given_back(name)):
         for pod in SECONDS:
-            world, refused = made(name), list[bool]()
-
-            def second_run(world: World = world, pod: str = pod, refused: list[bool] = refused) -> None:
-                before = world.state()
-                world.second(pod).ended(ExitCode.OWNED_ELSEWHERE)
-                refused.append(world.state() == before)
-
-            world.killer.at_call(call, second_run)
+            world = made(name)
+            refused = world.noted(call, partial(is_refused, pod))
             world.ended()
             assert refused == [True], f"at call {call}"
             assert world.state().labels == LABELS
 
 
+def is_refused(pod: str, world: World) -> bool:
+    before = world.state()
+    world.second(pod).ended(ExitCode.OWNED_ELSEWHERE)
+    return world.state() == before
+
+
 OTHER = Owner(pid=9, start_ticks=9, pid_namespace=2, boot_id="boot-1")
+CHANGED = Conflict("the Node changed since it was read", "Run again.")
 ON_DRIVER = ("unload", "load", "flip", "reload", "unmount", "remove", "write", "stop")
 ON_DEVICES = ("override", "virtual", "bind", "unbind", "probe ")
 EFFECTS = (*ON_DRIVER, *ON_DEVICES, "evict")
@@ -376,13 +345,17 @@ def is_record(call: str) -> bool:
     return RUN_RECORD in call or PROFILE.paths.baseline in call
 
 
-def take_over(world: World) -> None:
-    """Another run takes the node, as `--take-over` does."""
+def take_over(world: World) -> tuple[int, State] | None:
+    """Another run takes the node, as `--take-over` does: the number of effects until then, and the state."""
+    if world.host.is_owned or world.killer.calls[-1].startswith((*EFFECTS, "start")):
+        return None  # who takes over waits for the end of an effect; a service starts right after a look at the Node
+    world.running.add(OTHER)
     text = world.node.annotations.get(JOURNAL)
     if text is not None:
         taken = replace(journals.decode(text).claims, owner=OTHER)
         world.cluster.edit(annotations={JOURNAL: journals.encode(taken)})
     world.host.claimed_by = OTHER
+    return len(world.killer.effects), world.state()
 
 
 def begun(name: str, *, is_answer_lost: bool = False, can_be_locked: bool = True) -> World:
@@ -391,7 +364,7 @@ def begun(name: str, *, is_answer_lost: bool = False, can_be_locked: bool = True
     if is_answer_lost:
         taking = calls_of(name).index("note") - 1
         assert calls_of(name)[taking] == "patch"
-        world.killer.at_call(taking, Conflict("the Node changed since it was read", "Run again."), after=True)
+        world.killer.at_call(taking, CHANGED, after=True)
     return world
 
 
@@ -399,19 +372,10 @@ def check_superseded(name: str, call: int, *, is_answer_lost: bool = False) -> N
     """Another run takes over at `call`. Raises AssertionError unless this one touches nothing any more."""
     for can_be_locked in (True, False):
         world = begun(name, is_answer_lost=is_answer_lost, can_be_locked=can_be_locked)
-        left: list[tuple[int, State]] = []
-
-        def act(world: World = world, left: list[tuple[int, State]] = left) -> None:
-            if world.host.is_owned or world.killer.calls[-1].startswith((*EFFECTS, "start")):
-                return  # who takes over waits for the end of an effect; a service starts right after a look at the Node
-            world.running.add(OTHER)
-            take_over(world)
-            left.append((len(world.killer.effects), world.state()))
-
-        world.killer.at_call(call, act)
+        left = world.noted(call, take_over)
         outcome = world.run()
         assert outcome is not None
-        for at, state in left:
+        for at, state in filter(None, left):
             touched = [one for one in world.killer.effects[at:] if one.startswith(EFFECTS) and RUN_RECORD not in one]
             assert touched == [], f"at call {call}"
             assert outcome.exit_code is ExitCode.OWNED_ELSEWHERE, f"at call {call}: {outcome}"
@@ -448,7 +412,6 @@ def test_every_effect_on_the_driver_of_a_taken_node_is_owned(name: str, is_answe
 # a driver that does not load, does not work or does not leave: the old one is back, or a reboot resolves it
 
 FAILED = ExitCode.MODULE_FAILED
-FAULTS = ("broken", "sick")
 
 
 def bad_driver(fault: str) -> World:
@@ -461,32 +424,22 @@ def rolled_back(fault: str) -> tuple[State, int]:
     """The state after an undisturbed run, and the number of its effects."""
     world = bad_driver(fault)
     world.ended(FAILED)
-    assert world.is_released
-    assert set(world.host.loaded.values()) == {"1.0"}
+    assert (world.is_released, set(world.host.loaded.values())) == (True, {"1.0"})
     assert PROFILE.paths.state_file in world.host.files
     return world.state(), len(world.killer.effects)
 
 
-FAULT_EFFECTS = [(fault, effect) for fault in FAULTS for effect in range(rolled_back(fault)[1])]
-
-
-def check_rolled_back(world: World, fault: str, *, files: bool = True) -> None:
-    """Raises AssertionError unless the old driver is back, as after an undisturbed run."""
-    state = world.state()
-    assert state.modules == rolled_back(fault)[0].modules
-    assert state.labels == LABELS
-    if files:
-        assert (state.annotations, state.files) == ({}, rolled_back(fault)[0].files)
+FAULT_EFFECTS = [(fault, effect) for fault in ("broken", "sick") for effect in range(rolled_back(fault)[1])]
 
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("fault", "effect"), FAULT_EFFECTS)
-def test_the_old_driver_and_its_digest_are_back_after_a_kill_at_any_effect(
-    fault: str, effect: int, after: bool
-) -> None:
-    world = bad_driver(fault).killed(effect, after=after)
+def test_the_old_driver_and_its_digest_are_back_after_a_kill_anywhere(fault: str, effect: int, after: bool) -> None:
+    world, before = bad_driver(fault).killed(effect, after=after), rolled_back(fault)[0]
     world.ended(FAILED)
-    check_rolled_back(world, fault)
+    state = world.state()
+    assert (state.modules, state.labels) == (before.modules, LABELS)
+    assert (state.annotations, state.files) == ({}, before.files)
 
 
 @DIVIDED
@@ -500,23 +453,15 @@ def test_the_old_driver_is_back_after_two_kills_in_a_row(fault: str, first: int)
             world.run()
         world.next_process()
         assert world.run() is not None
-        check_rolled_back(world, fault, files=False)
+        assert (world.state().modules, world.state().labels) == (rolled_back(fault)[0].modules, LABELS)
 
 
-# a module whose exit function never returns
-
-HANGING = [
-    (name, module)
-    for name in SCENARIOS
-    if name.startswith("replace")
-    for module in sorted(SCENARIOS[name]().host.loaded)
-]
+REPLACING = [name for name in SCENARIOS if name.startswith("replace")]
+HANGING = [(name, module) for name in REPLACING for module in sorted(SCENARIOS[name]().host.loaded)]
 
 
 @pytest.mark.parametrize(("name", "module"), HANGING)
-def test_the_node_is_held_and_touched_no_more_until_a_reboot_after_which_all_is_as_undisturbed(
-    name: str, module: str
-) -> None:
+def test_the_node_is_held_untouched_until_a_reboot_after_which_all_is_as_undisturbed(name: str, module: str) -> None:
     world = made(name, hanging={module})
     stuck = f"module {module} is stuck while unloading"
     world.ended(FAILED, stuck, "the node stays paused, because its driver is stuck")
@@ -542,18 +487,10 @@ def test_a_new_driver_that_hangs_when_it_is_taken_out_again_is_held(module: str)
     assert JOURNAL in world.state().annotations
 
 
-# the baseline
-
-
-def test_a_driver_that_was_refused_is_no_baseline_for_the_next_run() -> None:
+def test_a_driver_that_was_refused_is_no_baseline_for_the_next_run_and_the_tool_is_asked_once_before_a_swap() -> None:
     world = made("first_install_by_manager", sick={"2.0"})
     world.ended(FAILED)
     world.again(FAILED)
-
-
-def test_the_vendors_tool_is_asked_once_before_the_swap_however_often_the_node_changes() -> None:
-    world = made("replace_by_manager")
-    changed = Conflict("the Node changed since it was read", "Run again.")
-    world.on("patch", changed, changed, changed)
+    world = made("replace_by_manager").on("patch", CHANGED, CHANGED, CHANGED)
     world.ended()
-    assert world.killer.calls.count("first probe") == 1
+    assert world.killer.calls.count("first probe") == 1, "however often the Node changes"
