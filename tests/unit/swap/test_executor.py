@@ -18,27 +18,14 @@ from driver_manager.domain.journal import encode
 from driver_manager.domain.observation import Loader, Policy, Situation
 from driver_manager.domain.profile import Profile, joined, kept, options
 from driver_manager.domain.swap.preflight import checks
-from tests.support.fakes.builders import (
-    ASCEND,
-    DRIVER,
-    EXPORTER,
-    NEW_DIGEST,
-    OLD_DIGEST,
-    PAUSED,
-    PLUGIN,
-    PROFILE,
-    driver_pod,
-    host,
-    journal,
-    key,
-    observation,
-    pod,
-)
+from tests.support.fakes import builders
+from tests.support.fakes.builders import EXPORTER, PAUSED, PLUGIN, PROFILE, key, pod
 from tests.support.fakes.scenarios import LABELS, NEW_ROOT, OLD_ROOT, SCENARIOS, TAKING, by_reboot, made, undisturbed
 from tests.support.fakes.shown import Shown
 from tests.support.fakes.world import World
 
-PATHS = PROFILE.paths
+PATHS, JOURNAL = PROFILE.paths, PROFILE.keys.journal
+READY, WITHDRAWN = PATHS.ready_marker, PATHS.ready_withdrawn
 SERVICE = "rbln_daemon.service"
 OWN_DRIVER = "/lib/modules/x/rebellions.ko"
 RMMOD = ModuleFailed("rmmod: no", "Look at dmesg.")
@@ -58,21 +45,12 @@ def busy(world: World) -> None:
     world.host.stuck_users["rebellions"] = 1
 
 
-def add_stuck_operand(world: World) -> None:
-    world.cluster.add_pod(pod("stuck", PLUGIN, deleting=True, finalizers=("vendor/hold",)))
-
-
 def bring_back(name: str) -> Callable[[World], None]:
-    """Something loads the old module `name` again."""
     return lambda world: world.host.loaded.update({name: "1.0"})
 
 
-def make_node_appear(world: World) -> None:
-    world.host.has_device_nodes = True
-
-
-def recreate_node(world: World) -> None:
-    world.cluster.recreate_node()
+def edited(labels: Mapping[str, str]) -> Callable[[World], None]:
+    return lambda world: world.cluster.edit(labels)
 
 
 def end(world: World) -> None:
@@ -102,22 +80,24 @@ class Failure:
         return world
 
 
-CONTAINER, MANAGER, PEER, SERVICES = (
-    f"replace_{name}" for name in ("by_container", "by_manager", "with_a_peer", "with_host_services")
-)
-MORE = "replace_with_more_of_the_profile"
+CONTAINER, MANAGER, PEER = "replace_by_container", "replace_by_manager", "replace_with_a_peer"
+SERVICES, MORE = "replace_with_host_services", "replace_with_more_of_the_profile"
 FAILED, BUSY = ExitCode.MODULE_FAILED, ExitCode.DRIVER_BUSY
 STUCK = "rbln-system/stuck: terminating, held by finalizer vendor/hold…the node was released"
 HOLDER = (Holder(4711, "python3", "/dev/rbln0", "open", "c0ffee", pod_uid="plugin-101"),)
 UNMOUNT = {f"unmount {PATHS.driver_root}": ModuleFailed("cannot unmount", "fuser")}
-NO_NODE = {"device nodes>": make_node_appear}
+RECREATED = {"load rebellions": lambda world: world.cluster.recreate_node()}
+HOLD = pod("stuck", PLUGIN, deleting=True, finalizers=("vendor/hold",))
+NO_NODE = {"device nodes>": lambda world: world.given(has_device_nodes=True)}
 BOTH_BAD: dict[str, Any] = {"broken": {"1.0", "2.0"}}
 FROM_OLD: dict[str, Any] = {"driver_root": OLD_ROOT}
 BACK_FAILED = "from /opt/new…going back failed too: module rebellions cannot be loaded from /opt/old"
 PEER_BACK, ROOT_BACK = (f"module {name} came back after it was unloaded" for name in ("rebellions_peer", "rebellions"))
 PEER_AGAIN, ROOT_AGAIN = bring_back("rebellions_peer"), bring_back("rebellions")
 FAILURES = {
-    "pods that do not leave": Failure(CONTAINER, STUCK, ExitCode.PODS_REMAIN, at={"turn": add_stuck_operand}),
+    "pods that do not leave": Failure(
+        CONTAINER, STUCK, ExitCode.PODS_REMAIN, at={"turn": lambda world: world.cluster.add_pod(HOLD)}
+    ),
     "a busy device": Failure(CONTAINER, "rebellions (2 user(s))…after 60 s", BUSY, {"stuck_users": {"rebellions": 2}}),
     "a holder, by its pod": Failure(
         CONTAINER,
@@ -137,9 +117,7 @@ FAILURES = {
     "no way back": Failure(MANAGER, NO_WAY, FAILED, {"broken": {"2.0"}, **NEW_ONLY}, is_held=True, loaded={}),
     "an old driver that fails too": Failure(MANAGER, BACK_FAILED, FAILED, BOTH_BAD, is_held=True, loaded={}),
     "sick, no way back": Failure(MANAGER, NO_WAY, FAILED, {"sick": {"2.0"}, **NEW_ONLY}, is_held=True, loaded=NEW),
-    "a Node created again": Failure(
-        MANAGER, "", FAILED, BOTH_BAD, {"load rebellions": recreate_node}, is_held=True, loaded={}
-    ),
+    "a Node created again": Failure(MANAGER, "", FAILED, BOTH_BAD, RECREATED, is_held=True, loaded={}),
     "a service without consent": Failure(SERVICES, "", BUSY, {"stop_host_services": False}),
     "a service that does not stop": Failure(SERVICES, "cannot stop host", FAILED, {"broken_services": {SERVICE}}),
     "a service that ends with the new driver": Failure(
@@ -165,69 +143,48 @@ def test_a_failure_is_named_and_leaves_the_old_driver_or_a_held_node(failure: Fa
     assert world.host.loaded == (before if failure.loaded is None else failure.loaded)
     if failure.code is BUSY and not failure.at:
         assert world.host.unload_attempts == []
-        assert world.host.files[PATHS.state_file] == f"{OLD_DIGEST}\n"
+        assert world.host.files[PATHS.state_file] == f"{builders.OLD_DIGEST}\n"
     assert (world.host.services, world.host.foreign) == (services, made(failure.name).host.foreign)
 
 
-def test_a_module_that_comes_back_is_not_unloaded_for_ever() -> None:
-    world = made(PEER).on("unload rebellions_peer", *[bring_back("rebellions_peer")] * 50, after=True)
+def test_a_module_that_comes_back_is_unloaded_once_and_a_new_holder_before_what_it_holds() -> None:
+    world = made(PEER).on("unload rebellions_peer", *[PEER_AGAIN] * 50, after=True)
     world.ended(FAILED)
     assert world.host.unload_attempts == ["rebellions_peer"]
-
-
-def test_the_whole_run_is_bounded_by_its_deadline() -> None:
-    world = made(CONTAINER, policy=Policy(deadline_s=361.0, pod_termination_timeout_s=300.0))
-    world.given(stuck_users={"rebellions": 1}).ended(BUSY)
-    assert world.clock.now - 1_000.0 <= 361.0
-
-
-def test_a_busy_device_is_waited_for_and_a_free_one_is_not() -> None:
-    world = made(CONTAINER, stuck_users={"rebellions": 2})
-    world.ended(BUSY)
-    assert world.clock.now == pytest.approx(1_000 + 8 + 60, abs=0.5)
-    world = made(CONTAINER, stuck_users={"rebellions": 1})
-    world.clock.after(30.0, world.host.stuck_users.clear)
-    world.ended()
-    assert world.clock.now == pytest.approx(1_030, abs=0.3)
-    said = [text for text in world.reporter.infos if "device in use" in text]
-    assert [text.partition(": unread")[0] for text in said] == ["device in use: rebellions (1 user(s))"]
-
-
-@pytest.mark.parametrize(("stops", "option"), [(False, "; host services: STOP_HOST_SERVICES=true"), (True, "")])
-def test_after_the_wait_the_option_to_stop_services_is_named_where_it_is_off(*, stops: bool, option: str) -> None:
-    world = made(CONTAINER, stuck_users={"rebellions": 1}, stop_host_services=stops)
-    world.ended(BUSY, "still in use", remedy=f"(`driver-manager holders` lists it{option})")
-
-
-def test_every_half_minute_a_wait_for_the_device_says_who_has_it_and_how_long_yet() -> None:
-    world = made(PEER, device_free_timeout_s=100.0, stuck_users={"rebellions": 1})
-    world.clock.after(80.0, world.host.stuck_users.clear)
-    world.ended()
-    said = [line for line in world.reporter.infos if line.startswith("still waiting")]
-    assert [line.partition(" more: ")[2][:37] for line in said] == ["device in use: rebellions (1 user(s))"] * 2
-
-
-def test_a_holder_that_comes_between_two_unloads_is_unloaded_too() -> None:
     world = made(CONTAINER).on("unload rebellions_peer", lambda one: one.host.loaded.update(late="1"), after=True)
     world.host.needs["late"] = ("rebellions",)
     world.ended()
     assert world.host.unload_attempts == ["rebellions_peer", "late", "rebellions", "rebellions_core"]
 
 
-@pytest.mark.parametrize(
-    ("offers", "told"),
-    [
-        ({NEW_ROOT: "2.0", OLD_ROOT: "1.0"}, "rebellions_peer loaded again"),
-        ({}, "rebellions_peer stay unloaded: their root is not known"),
-    ],
-)
-def test_a_partial_unload_is_undone_or_told(offers: dict[str, str], told: str) -> None:
+@pytest.mark.parametrize(("stops", "option"), [(False, "; host services: STOP_HOST_SERVICES=true"), (True, "")])
+def test_after_the_wait_the_option_to_stop_services_is_named_where_it_is_off(*, stops: bool, option: str) -> None:
+    world = made(CONTAINER, stuck_users={"rebellions": 2}, stop_host_services=stops)
+    world.ended(BUSY, "still in use", remedy=f"(`driver-manager holders` lists it{option})")
+    assert world.clock.now == pytest.approx(1_000 + 8 + 60, abs=0.5)
+
+
+def test_a_device_is_waited_for_until_it_is_free_and_every_half_minute_it_is_said_who_has_it() -> None:
+    in_use = "device in use: rebellions (1 user(s))"
+    world = made(CONTAINER, stuck_users={"rebellions": 1})
+    world.clock.after(30.0, world.host.stuck_users.clear)
+    world.ended()
+    assert world.clock.now == pytest.approx(1_030, abs=0.3)
+    said = [text for text in world.reporter.infos if "device in use" in text]
+    assert [text.partition(": unread")[0] for text in said] == [in_use]
+    world = made(PEER, device_free_timeout_s=100.0, stuck_users={"rebellions": 1})
+    world.clock.after(80.0, world.host.stuck_users.clear)
+    world.ended()
+    said = [line for line in world.reporter.infos if line.startswith("still waiting")]
+    assert [line.partition(" more: ")[2][: len(in_use)] for line in said] == [in_use] * 2
+
+
+@pytest.mark.parametrize("offers", [{NEW_ROOT: "2.0", OLD_ROOT: "1.0"}, {}])
+def test_a_partial_unload_is_undone_or_said_to_last(offers: dict[str, str]) -> None:
+    said = "rebellions_peer loaded again" if offers else "rebellions_peer stay unloaded: their root is not known"
     world = made(CONTAINER, driver_root=OLD_ROOT, offers=offers).on("unload rebellions_peer", busy, after=True)
     world.ended(BUSY)
-    assert told in (*world.reporter.infos, *world.reporter.warnings)
-
-
-# loading
+    assert said in (*world.reporter.infos, *world.reporter.warnings)
 
 
 @pytest.mark.parametrize(("name", "fault"), [(MANAGER, "broken"), (PEER, "sick")])
@@ -235,39 +192,25 @@ def test_a_load_that_fails_goes_back_to_the_old_driver_and_says_so(name: str, fa
     world = made(name, **{fault: {"2.0"}})
     before = dict(world.host.loaded)
     world.ended(FAILED, *BACK.split("…"))
-    assert world.host.loaded == before
-    assert world.host.files[PATHS.state_file] == f"{OLD_DIGEST}\n"
-    assert json.loads(world.host.files[PATHS.load_record])["root"] == OLD_ROOT
-    assert world.is_released
+    assert (world.host.loaded, world.host.files[PATHS.state_file]) == (before, f"{builders.OLD_DIGEST}\n")
+    assert (json.loads(world.host.files[PATHS.load_record])["root"], world.is_released) == (OLD_ROOT, True)
     world.given(**{fault: set()}).again()
-    assert world.host.loaded == dict.fromkeys(before, "2.0")
-    assert world.is_released
+    assert (world.host.loaded, world.is_released) == (dict.fromkeys(before, "2.0"), True)
 
 
-def test_a_node_that_was_held_for_a_failed_load_is_released_by_the_next_run() -> None:
-    world = made(MANAGER, broken={"2.0"}, **NEW_ONLY)
-    world.ended(FAILED)
-    world.given(broken=set()).again()
-    assert world.is_released
-
-
-def test_a_first_install_that_fails_pauses_nothing_and_gives_the_node_back() -> None:
-    world = made("first_install_by_manager", broken={"2.0"})
-    assert "paused" not in world.ended(FAILED).what
-    shown = {PROFILE.keys.state, PROFILE.keys.version}
-    assert not any(change.labels.keys() - shown or change.unschedulable for change in world.cluster.patches)
-    assert world.host.loaded == {}
-    assert world.is_released
-
-
-def test_the_digest_is_recorded_after_the_driver_is_verified() -> None:
+def test_a_first_install_records_the_digest_after_the_driver_is_verified_and_pauses_nothing_if_it_fails() -> None:
     world = made("first_install_by_manager")
     world.ended()
     order = ("probe", f"write {PATHS.load_record}", f"write {PATHS.state_file}")
     assert world.calls(*order) == list(order)
-    assert world.host.files[PATHS.state_file] == f"{NEW_DIGEST}\n"
+    assert world.host.files[PATHS.state_file] == f"{builders.NEW_DIGEST}\n"
     record = json.loads(world.host.files[PATHS.load_record])
     assert record == {"schema": 1, "bootId": "boot-1", "root": NEW_ROOT, "version": "2.0"}
+    world = made("first_install_by_manager", broken={"2.0"})
+    assert "paused" not in world.ended(FAILED).what
+    shown = {PROFILE.keys.state, PROFILE.keys.version}
+    assert not any(change.labels.keys() - shown or change.unschedulable for change in world.cluster.patches)
+    assert (world.host.loaded, world.is_released) == ({}, True)
 
 
 @pytest.mark.parametrize("peer", ["rebellions_peer", "rblnfs"])
@@ -289,7 +232,8 @@ def test_what_the_root_brought_back_by_itself_is_not_loaded_twice() -> None:
     assert [call for call in world.killer.calls if call.startswith("reload")] == ["reload rebellions_peer"]
 
 
-BEFORE = {"rebellions.depth": "9", "rebellions.trace": "Y", "rebellions_core.old": "1"}
+KEPT = {"rebellions.depth": "9", "rebellions.trace": "Y"}
+BEFORE = {**KEPT, "rebellions_core.old": "1"}
 CHANGED = "module parameters differ from those of the driver before: "
 
 
@@ -299,11 +243,7 @@ CHANGED = "module parameters differ from those of the driver before: "
         (MANAGER, BEFORE, ""),
         (MANAGER, {**BEFORE, "rebellions.new": "5"}, ""),
         (MANAGER, {**BEFORE, "rebellions.depth": "64"}, "rebellions.depth was 9 and is 64."),
-        (
-            MANAGER,
-            {"rebellions.depth": "9", "rebellions.trace": "Y"},
-            "rebellions_core.old was 1 and is no longer set.",
-        ),
+        (MANAGER, KEPT, "rebellions_core.old was 1 and is no longer set."),
         (MANAGER, {}, ""),
         ("first_install_by_manager", {}, ""),
         ("first_install_by_manager", BEFORE, ""),
@@ -321,12 +261,14 @@ def test_sigterm_while_the_driver_loads_still_records_its_digest(call: str) -> N
     world = made(PEER).on(call, end)
     world.ended(ExitCode.STANDING_DOWN)
     assert world.host.loaded["rebellions"] == "2.0"
-    assert world.host.files[PATHS.state_file] == f"{NEW_DIGEST}\n"
-    assert world.is_released
+    assert (world.host.files[PATHS.state_file], world.is_released) == (f"{builders.NEW_DIGEST}\n", True)
     assert world.again().what.startswith("nothing to do")
 
 
-def test_device_nodes_get_their_time_though_the_deadline_is_near() -> None:
+def test_the_whole_run_is_bounded_by_its_deadline_and_device_nodes_get_their_time_though_it_is_near() -> None:
+    world = made(CONTAINER, policy=Policy(deadline_s=361.0, pod_termination_timeout_s=300.0))
+    world.given(stuck_users={"rebellions": 1}).ended(BUSY)
+    assert world.clock.now - 1_000.0 <= 361.0
     world = made(PEER, pod_termination_timeout_s=10.0, device_free_timeout_s=1.0, deadline_s=11.0)
     world.host.stuck_users = {"rebellions": 1}
     world.clock.after(8.9, world.host.stuck_users.clear)
@@ -334,20 +276,15 @@ def test_device_nodes_get_their_time_though_the_deadline_is_near() -> None:
     assert world.host.awaited_s == [DEVICE_NODES_S]
 
 
-GIVEN = {"rebellions": 'mode=2 depth="7 x"'}
-
-
-@pytest.mark.parametrize("broken", [set(), {"2.0"}])
-def test_parameters_that_the_profile_sets_or_keeps_reach_the_new_driver_and_the_old_one_that_comes_back(
-    broken: set[str],
-) -> None:
-    world = made(MORE, broken=broken)
-    world.ended(FAILED if broken else ExitCode.DONE)
-    assert (world.host.loaded["rebellions"], world.host.given) == ("1.0" if broken else "2.0", GIVEN)
-    assert world.host.foreign == ({"generic_npu"} if broken else set()), "the way back brings it back too"
-
-
-def test_a_profile_that_says_nothing_of_parameters_gives_none() -> None:
+def test_parameters_that_the_profile_sets_or_keeps_reach_the_new_driver_and_the_old_one_that_comes_back() -> None:
+    given = {"rebellions": 'mode=2 depth="7 x"'}
+    world = made(MORE)
+    world.ended()
+    assert (world.host.loaded["rebellions"], world.host.given, world.host.foreign) == ("2.0", given, set())
+    world = made(MORE, broken={"2.0"})
+    world.ended(FAILED)
+    assert (world.host.loaded["rebellions"], world.host.given) == ("1.0", given)
+    assert world.host.foreign == {"generic_npu"}, "the way back brings it back too"
     world = made(MORE)
     silent = replace(world.profile.modules, parameters=(), keep_parameters=())
     world.given(profile=replace(world.profile, modules=silent)).ended()
@@ -362,13 +299,10 @@ def test_only_values_that_an_option_can_hold_are_kept_and_the_hosts_options_come
     assert joined(given, {"m": "a=9", "o": "z=1"}) == {"m": 'a=1 c="two words" a=9', "n": "b=x", "o": "z=1"}
 
 
-# a conflicting module
-
-
 def test_preflight_says_that_a_conflicting_module_would_go() -> None:
     beside = replace(PROFILE, modules=replace(PROFILE.modules, conflicting_removable=("generic_npu",)))
-    facts = host(removable={"generic_npu": Module("generic_npu", "", 0)})
-    now = Situation.of(observation(host=facts, own_pod=driver_pod()), beside, Policy())
+    facts = builders.host(removable={"generic_npu": Module("generic_npu", "", 0)})
+    now = Situation.of(builders.observation(host=facts, own_pod=builders.driver_pod()), beside, Policy())
     (check,) = [one for one in checks(now) if one.name == "conflicts"]
     assert check.ok
     assert "is unloaded for it" in check.what
@@ -378,19 +312,13 @@ def test_preflight_says_that_a_conflicting_module_would_go() -> None:
 def test_a_driver_that_does_not_load_on_a_fresh_node_brings_it_back(broken: set[str]) -> None:
     world = made(MORE, loaded={}, files={}, broken=broken)
     world.ended(FAILED if broken else ExitCode.DONE)
-    assert world.host.foreign == ({"generic_npu"} if broken else set())
+    back = {"generic_npu"} if broken else set()
+    assert (world.host.foreign, world.host.firmware_path) == (back, "/var/lib/firmware")
     assert ("generic_npu loaded again" in world.reporter.infos) is bool(broken)
-    assert world.host.firmware_path == "/var/lib/firmware"
-
-
-def test_a_run_killed_after_it_went_and_followed_by_one_that_cannot_load_brings_it_back() -> None:
     world = made(MORE, loaded={}, files={}).killed(3)
     assert world.host.foreign == set()
-    world.given(broken={"2.0"}).run()
-    assert world.host.foreign == {"generic_npu"}
-
-
-# work on the device
+    world.given(broken=broken).run()
+    assert world.host.foreign == back, "also in the run after one that was killed once it had gone"
 
 
 @pytest.mark.parametrize("tells", [True, False])
@@ -404,11 +332,7 @@ def test_a_driver_whose_probe_tells_what_is_at_work_is_not_unloaded_before_that_
 
     world.clock.after(30.0, end_work)
     world.ended()
-    assert seen == ([True] if tells else [])
-    assert world.host.loaded["rebellions"] == "2.0"
-
-
-# the Node
+    assert (seen, world.host.loaded["rebellions"]) == ([True] if tells else [], "2.0")
 
 
 def test_one_reconcile_with_operands_is_five_requests() -> None:
@@ -418,14 +342,10 @@ def test_one_reconcile_with_operands_is_five_requests() -> None:
 
 
 def test_a_node_edited_before_the_pause_is_observed_again() -> None:
-    world = made(CONTAINER).on("patch", lambda one: one.cluster.edit({EXPORTER: "false"}))
+    world = made(CONTAINER).on("patch", edited({EXPORTER: "false"}))
     world.ended()
-    assert world.killer.calls.count("host") == 2
-    assert world.state().labels == {**LABELS, EXPORTER: "false"}
-
-
-def test_a_node_that_never_stands_still_ends_with_eight_and_untouched() -> None:
-    world = made(CONTAINER).on("patch", *[lambda one: one.cluster.edit({"other": "x"})] * 50)
+    assert (world.killer.calls.count("host"), world.state().labels) == (2, {**LABELS, EXPORTER: "false"})
+    world = made(CONTAINER).on("patch", *[edited({"other": "x"})] * 50)
     world.ended(ExitCode.API_UNAVAILABLE, "kept changing")
     assert world.cluster.patches == []
 
@@ -436,7 +356,7 @@ def test_a_node_created_anew_from_a_copy_is_given_back(name: str) -> None:
         world = made(name)
 
         def recreate(world: World = world) -> None:
-            if PROFILE.keys.journal in world.node.annotations:
+            if JOURNAL in world.node.annotations:
                 world.cluster.recreate_node()
 
         world.killer.at_call(call, recreate)
@@ -453,6 +373,9 @@ def without_operands() -> World:
 
 
 def test_a_pod_that_came_between_list_and_pause_is_waited_for_where_no_other_was_there() -> None:
+    world = without_operands()
+    world.ended()
+    assert world.calls("watch", "pods") == ["pods", "pods"], "the second list is the end of the wait"
     world = without_operands().on("patch", lambda one: one.cluster.add_pod(pod("late", PLUGIN)))
     world.clock.after(20.0, lambda: world.cluster.remove_pod("late"))
     world.ended()
@@ -460,19 +383,10 @@ def test_a_pod_that_came_between_list_and_pause_is_waited_for_where_no_other_was
     assert world.clock.now >= 1_020.0
 
 
-def test_with_nobody_there_the_second_list_is_the_end_of_the_wait() -> None:
-    world = without_operands()
-    world.ended()
-    assert world.calls("watch", "pods") == ["pods", "pods"]
-
-
 def test_a_missing_right_is_found_before_the_first_change() -> None:
     world = made(CONTAINER, missing_rights=frozenset({("patch", "nodes")}), is_shown=False)  # it cannot be written
     world.ended(ExitCode.PREFLIGHT_FAILED, "may not patch nodes")
     assert world.killer.effects == []
-
-
-# the host's own driver
 
 
 def host_driver() -> World:
@@ -482,8 +396,8 @@ def host_driver() -> World:
 def test_standing_down_labels_waits_and_ends_with_ten_or_with_sigterm() -> None:
     world = host_driver()
     world.ended(ExitCode.STANDING_DOWN)
-    assert world.state().labels == {**LABELS, DRIVER: "pre-installed"}
-    assert (world.state().shown, len(world.cluster.patches)) == (Shown("ready", 10, NEW_DIGEST), 1)
+    assert world.state().labels == {**LABELS, builders.DRIVER: "pre-installed"}
+    assert (world.state().shown, len(world.cluster.patches)) == (Shown("ready", 10, builders.NEW_DIGEST), 1)
     assert world.clock.now == 1_300.0
     world = host_driver()
     world.clock.after(5.0, world.clock.ask_to_end)
@@ -495,85 +409,62 @@ def test_a_run_killed_after_the_old_digest_is_removed_does_not_stand_down_next()
     world = made(CONTAINER, host_driver=OWN_DRIVER).killed(f"remove {PATHS.state_file}")
     world.ended()
     assert world.state().labels == LABELS
-
-
-def test_a_node_given_back_before_standing_down_is_not_said_to_stay_paused() -> None:
-    world = host_driver()
-    world.cluster.edit({PLUGIN: PAUSED, EXPORTER: PAUSED}, annotations={PROFILE.keys.journal: encode(journal())})
+    world = host_driver()  # a node given back before it stands down does not stay paused
+    world.cluster.edit({PLUGIN: PAUSED, EXPORTER: PAUSED}, annotations={JOURNAL: encode(builders.journal())})
     world.on("patch", lambda _: None, ApiRefused("refused to patch nodes", "Give the verb."))
     assert "paused" not in world.ended(ExitCode.API_REFUSED).what
     assert world.is_released
-
-
-# host services, files and the driver root
 
 
 def test_a_service_is_stopped_before_the_unload_and_started_again() -> None:
     world = made(SERVICES)
     world.ended()
     order = (f"stop {SERVICE}", "unload rebellions", f"start {SERVICE}")
-    assert world.calls(*order) == list(order)
-    assert world.host.services == {SERVICE: True}
+    assert (world.calls(*order), world.host.services) == (list(order), {SERVICE: True})
 
 
 @pytest.mark.parametrize("path", [PATHS.failure_note, PATHS.owner_note, PATHS.effect_lock])
 @pytest.mark.parametrize("name", TAKING)
-def test_a_run_that_could_not_write_a_file_of_the_host_has_no_effect_but_what_the_node_shows(
-    name: str, path: str
-) -> None:
+def test_a_run_that_cannot_write_a_file_of_the_host_has_no_effect_but_what_the_node_shows(name: str, path: str) -> None:
     world = made(name, refused_files={path: "the file system is full"})
     outcome = world.ended(ExitCode.PREFLIGHT_FAILED)
-    assert outcome.what.split("; ")[0] == "preflight: the file system is full"
-    assert world.is_released
+    assert (outcome.what.split("; ")[0], world.is_released) == ("preflight: the file system is full", True)
     assert set(world.killer.effects) == {"patch"}
 
 
-def test_a_run_that_writes_nothing_is_not_stopped() -> None:
-    made("current", refused_files={PATHS.failure_note: "the file system is full"}).ended()
-
-
-def stale_root() -> World:
-    """A driver container has died, and its tree is still mounted at the driver root."""
-    return World(LABELS, Policy()).given(mounts=[PATHS.driver_root])
+def test_a_run_that_writes_nothing_is_not_stopped_and_leaves_the_mark_of_a_wedge() -> None:
+    world = made("current", refused_files={PATHS.failure_note: "the file system is full"})
+    world.host.files[WITHDRAWN] = "DRIVER=1\n"
+    world.ended()
+    assert WITHDRAWN in world.host.files
 
 
 @pytest.mark.parametrize(
     ("before", "after", "named"),
     [
-        ((), (), ()),
-        (("follows",), (), ()),
-        (("copy", "follows"), ("copy",), ("copy",)),
-        (("copy",), ("copy", "later"), ("copy",)),
-        (("driver-a", "copy"), ("driver-a", "copy"), ("copy",)),
+        ("", "", ""),
+        ("follows", "", ""),
+        ("copy follows", "copy", "pod copy"),
+        ("copy", "copy later", "pod copy"),
+        ("driver-a copy", "driver-a copy", "pod copy"),
+        ("uid-e", "uid-e", "pod rbln-system/exporter"),
     ],
-    ids=["unseen", "the unmount reaches it", "its own mount stays", "a later mount of that number", "our own ends"],
+    ids=["unseen", "unmounted too", "its own mount stays", "a later mount of that number", "our own ends", "a name"],
 )
-def test_a_pod_is_named_that_still_sees_the_root_after_the_unmount(
-    before: tuple[str, ...], after: tuple[str, ...], named: tuple[str, ...]
-) -> None:
-    world = stale_root().given(seen_before=before, seen_after=after)
-    world.ended()
-    assert world.host.mounts == []
-    said = [line.split(":")[0] for line in world.reporter.warnings]
-    assert said == [f"pod {uid} still sees the old driver root" for uid in named]
-
-
-def test_a_pod_of_this_node_is_named_by_its_name() -> None:
-    world = stale_root().given(seen_before=("uid-e",), seen_after=("uid-e",))
+def test_a_pod_that_still_sees_the_root_of_a_dead_container_is_named(before: str, after: str, named: str) -> None:
+    world = World(LABELS, Policy()).given(mounts=[PATHS.driver_root])
     world.cluster.add_pod(pod("exporter", uid="uid-e"))
-    world.ended()
-    (line,) = world.reporter.warnings
-    assert line.startswith("pod rbln-system/exporter still sees the old driver root: restart it")
+    world.given(seen_before=tuple(before.split()), seen_after=tuple(after.split())).ended()
+    assert world.host.mounts == []
+    said = [line.partition(": restart it")[0] for line in world.reporter.warnings]
+    assert said == ([f"{named} still sees the old driver root"] if named else [])
 
-
-# health-watch and the ready marker
 
 DRIVER_WORK = ("unload", "load", "reload", "unmount", "remove", "write")
-READY, WITHDRAWN = PATHS.ready_marker, PATHS.ready_withdrawn
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_whatever_is_done_to_the_driver_is_done_under_the_lock(name: str) -> None:
+def test_whatever_is_done_to_the_driver_is_done_under_the_lock_and_an_unload_leaves_evidence(name: str) -> None:
     world, held = made(name), list[bool]()
     for number in range(undisturbed(name)[3]):
         world.killer.at_call(number, lambda: held.append(world.host.is_at_work))
@@ -583,30 +474,26 @@ def test_whatever_is_done_to_the_driver_is_done_under_the_lock(name: str) -> Non
     assert [call for call in work if call.startswith(DRIVER_WORK)] == done
     assert bool(work) is (name != "current")
     assert not world.host.is_at_work
+    assert bool(world.host.evidence) is bool(world.host.unload_attempts)
 
 
-def test_a_killed_run_lets_go_of_the_lock_and_one_that_cannot_have_it_goes_on_with_a_warning() -> None:
+def test_a_killed_run_lets_go_of_the_lock_one_that_cannot_have_it_warns_and_to_hold_for_a_reboot_is_no_work() -> None:
     assert not made(MANAGER).killed(3, after=False).host.is_at_work
     world = made(MANAGER, can_be_locked=False)
     world.ended()
     assert [line for line in world.reporter.warnings if "health-watch" in line]
     assert [line for line in world.reporter.warnings if "re-reading the Node" in line], "nor note who owns the driver"
-
-
-def test_holding_for_a_reboot_is_no_work() -> None:
-    world, seen = by_reboot(no_wait=False), list[bool]()
+    holding, seen = by_reboot(no_wait=False), list[bool]()
     for seconds in (1.0, 100.0, 1_000.0):
-        world.clock.after(seconds, lambda: seen.append(world.host.is_at_work))
-    world.clock.after(2_000.0, world.clock.ask_to_end)
-    world.ended(ExitCode.REBOOT_REQUIRED)
+        holding.clock.after(seconds, lambda: seen.append(holding.host.is_at_work))
+    holding.clock.after(2_000.0, holding.clock.ask_to_end)
+    holding.ended(ExitCode.REBOOT_REQUIRED)
     assert seen == [False] * 3
 
 
 @pytest.mark.parametrize("name", [CONTAINER, MANAGER, "rebind", "first_install_by_manager"])
-@pytest.mark.parametrize(
-    ("there", "then"), [(READY, WITHDRAWN), (WITHDRAWN, READY), (WITHDRAWN, WITHDRAWN)], ids=["aside", "back", "left"]
-)
-def test_a_ready_marker_put_aside_or_back_after_it_was_seen_does_not_outlive_its_driver(
+@pytest.mark.parametrize(("there", "then"), [(READY, WITHDRAWN), (WITHDRAWN, READY), (WITHDRAWN, WITHDRAWN)])
+def test_a_ready_marker_put_aside_or_back_meanwhile_does_not_outlive_its_driver(
     name: str, there: str, then: str
 ) -> None:
     world = made(name)
@@ -618,23 +505,6 @@ def test_a_ready_marker_put_aside_or_back_after_it_was_seen_does_not_outlive_its
     assert not {READY, WITHDRAWN} & world.host.files.keys() or there == READY
 
 
-def test_a_driver_that_stays_keeps_the_mark_of_its_wedge() -> None:
-    world = made("current")
-    world.host.files[WITHDRAWN] = "DRIVER=1\n"
-    world.ended()
-    assert WITHDRAWN in world.host.files
-
-
-# evidence
-
-
-@pytest.mark.parametrize("name", sorted(SCENARIOS))
-def test_evidence_is_kept_by_those_runs_that_unload_and_by_no_other(name: str) -> None:
-    world = made(name)
-    world.run()
-    assert bool(world.host.evidence) is bool(world.host.unload_attempts)
-
-
 def test_evidence_is_kept_once_before_the_first_module_goes_and_named_at_the_end() -> None:
     world = made(PEER)
     outcome = world.ended()
@@ -643,45 +513,29 @@ def test_evidence_is_kept_once_before_the_first_module_goes_and_named_at_the_end
     assert effects.index("evidence") + 1 == effects.index("unload rebellions_peer")
     ((name, lines),) = world.host.evidence
     assert name == "unload"
-    assert f"wanted: {NEW_DIGEST}" in lines
+    assert f"wanted: {builders.NEW_DIGEST}" in lines
     assert any(line.startswith("rebellions 1.0, 0 user(s)") for line in lines)
     assert outcome.what.endswith(f"; evidence on the host: {PATHS.evidence}/unload")
 
 
-NO_ROOM = ConfigError("cannot write /var/lib/driver-manager/evidence/1.txt: Read-only file system", "Mount it.")
+def test_where_none_is_kept_the_driver_is_swapped_all_the_same() -> None:
+    no_room = ConfigError("cannot write /var/lib/driver-manager/evidence/1.txt: Read-only file system", "Mount it.")
+    unwanted = replace(PROFILE, paths=replace(PATHS, evidence=""))
+    full, without = made(PEER, evidence_error=no_room), made(PEER, profile=unwanted)
+    for world, warnings in ((full, [f"no evidence is kept: {no_room.what}"]), (without, [])):
+        assert "evidence" not in world.ended().what
+        assert (world.host.evidence, world.reporter.warnings) == ([], warnings)
 
 
-@pytest.mark.parametrize(
-    ("given", "warnings"),
-    [
-        ({"evidence_error": NO_ROOM}, [f"no evidence is kept: {NO_ROOM.what}"]),
-        ({"profile": replace(PROFILE, paths=replace(PATHS, evidence=""))}, []),
-    ],
-    ids=["no room", "not wanted"],
-)
-def test_where_none_is_kept_the_driver_is_swapped_all_the_same(given: dict[str, Any], warnings: list[str]) -> None:
-    world = made(PEER, **given)
-    assert "evidence" not in world.ended().what
-    assert (world.host.evidence, world.reporter.warnings) == ([], warnings)
-
-
-def test_a_new_driver_that_does_not_work_leaves_its_own_before_the_old_one_is_loaded_again() -> None:
+def test_a_new_driver_that_does_not_work_leaves_its_own_and_a_busy_module_one_file_for_all_tries() -> None:
     world = made(MANAGER, sick={"2.0"})
-    outcome = world.ended(FAILED)
+    assert world.ended(FAILED).what.count(f"{PATHS.evidence}/unload") == 2
     old, new = (lines for _, lines in world.host.evidence)
     assert any("rebellions 1.0" in line for line in old)
     assert any("rebellions 2.0" in line for line in new)
-    assert outcome.what.count(f"{PATHS.evidence}/unload") == 2
-
-
-def test_a_module_that_turns_out_to_be_busy_leaves_one_file_and_not_one_for_each_try() -> None:
     world = made(PEER).on("evidence", lambda one: one.host.stuck_users.update(rebellions_peer=1), after=True)
     world.ended(BUSY)
-    assert len(world.host.evidence) == 1
-    assert len(world.host.unload_attempts) > 1
-
-
-# the last line
+    assert (len(world.host.evidence), len(world.host.unload_attempts) > 1) == (1, True)
 
 
 def left_paused() -> World:
@@ -698,9 +552,9 @@ def left_ready() -> World:
 
 def rebooted(loaded: Mapping[str, str]) -> World:
     """The wanted driver is recorded, and the marker is of the boot before."""
-    world = by_reboot(driver_root=NEW_ROOT, loaded=dict(loaded))
+    world, paths = by_reboot(driver_root=NEW_ROOT, loaded=dict(loaded)), builders.ASCEND.paths
     marker = encode_marker(Marker("upgrade", "boot-0"))
-    world.host.files |= {ASCEND.paths.state_file: NEW_DIGEST, ASCEND.paths.reboot_marker: marker}
+    world.host.files |= {paths.state_file: builders.NEW_DIGEST, paths.reboot_marker: marker}
     return world
 
 
@@ -743,20 +597,23 @@ def switch_off_and_on(world: World) -> None:
     switch_on(world)
 
 
-LONG = key("long")
 SET_BACK = f"operator (Update, 2026-11-28T10:00:00Z) switched {PLUGIN}, {EXPORTER} on, while operands are to stay away"
+
+
+Actions = tuple[Callable[[World], object], ...]
+
+
+def nothing(_: World) -> None:
+    pass
 
 
 @pytest.mark.parametrize(
     "at_looks",
-    [(switch_on,), (lambda _: None, switch_on), (switch_off_and_on,), (switch_off, switch_on)],
+    [(switch_on,), (nothing, switch_on), (switch_off_and_on,), (switch_off, switch_on)],
     ids=["at the first module", "at the second", "off and on between two looks", "off at one look, on at the next"],
 )
-def test_operands_that_are_switched_on_again_are_paused_once_more_and_leave(
-    at_looks: tuple[Callable[[World], object], ...],
-) -> None:
-    world = made(PEER).on("look at labels", *at_looks)
-    placed = list[int]()
+def test_operands_that_are_switched_on_again_are_paused_once_more_and_leave(at_looks: Actions) -> None:
+    world, placed = made(PEER).on("look at labels", *at_looks), list[int]()
     world.on("unload rebellions", lambda one: placed.append(len(one.cluster.device_holders())))
     world.ended()
     assert placed == [0]
@@ -765,75 +622,55 @@ def test_operands_that_are_switched_on_again_are_paused_once_more_and_leave(
 
 
 @pytest.mark.parametrize("before", [None, "", "false"])
-def test_an_operand_that_is_switched_on_for_the_first_time_is_paused_too_and_stays_on_in_the_end(
-    before: str | None,
-) -> None:
+def test_an_operand_that_is_switched_on_for_the_first_time_is_paused_too_and_stays_on(before: str | None) -> None:
     """As gpu-operator writes absent and empty keys, at each of its reconciles."""
-    new = key("new-component")
-    world = made(PEER)
+    new, seen = key("new-component"), list[str | None]()
+    world = made(PEER).on("look at labels", edited({new: "true"}))
     world.cluster.edit({new: before})
-    world.on("look at labels", lambda one: one.cluster.edit({new: "true"}))
-    seen = list[str | None]()
     world.on("unload rebellions", lambda one: seen.append(one.node.labels.get(new))).ended()
-    assert seen == [PAUSED]
-    assert world.node.labels[new] == "true"
+    assert (seen, world.node.labels[new]) == ([PAUSED], "true")
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_operands_that_come_back_while_the_run_waits_for_them_are_paused_again_once(times: int) -> None:
+def test_operands_that_come_back_while_the_run_waits_for_them_are_paused_again() -> None:
     """As rbln-npu-operator writes them at each of its reconciles, if it sees no run."""
-    world = made(PEER, pod_termination_timeout_s=20.0)
+    world = made(PEER, pod_termination_timeout_s=20.0).on("watch", switch_on)
     before = world.state().labels
-    world.on("watch", *[switch_on] * times)
-    if times == 1:
-        world.ended()
-        assert f"{SET_BACK}; pausing again" in world.reporter.warnings
-    else:
-        world.ended(ExitCode.PODS_REMAIN, f"{SET_BACK}, for the second time", remedy="Stop that writer")
-        assert world.host.loaded["rebellions"] == "1.0"
+    world.ended()
+    assert f"{SET_BACK}; pausing again" in world.reporter.warnings
     assert world.state().labels == before
 
 
-def test_the_second_time_the_run_stops_and_names_the_writer() -> None:
-    world = made(PEER).on("look at labels", switch_on, switch_on)
+@pytest.mark.parametrize(
+    ("call", "actions"),
+    [
+        ("watch", (switch_on, switch_on)),
+        ("look at labels", (switch_on, switch_on)),
+        ("look at labels", (nothing, switch_on, switch_on)),
+    ],
+)
+def test_the_second_time_the_run_stops_names_the_writer_and_loads_what_it_unloaded(call: str, actions: Actions) -> None:
+    world = made(PEER, pod_termination_timeout_s=20.0).on(call, *actions)
+    modules = dict(world.host.loaded)
     world.ended(ExitCode.PODS_REMAIN, f"{SET_BACK}, for the second time", remedy="Stop that writer")
-    assert (world.host.loaded["rebellions"], world.is_released) == ("1.0", True)
+    assert (world.host.loaded, world.is_released) == (modules, True)
 
 
-def test_what_was_unloaded_before_the_run_stops_is_loaded_again() -> None:
-    world = made(PEER).on("look at labels", switch_on, switch_on)
-    at_second = made(PEER).on("look at labels", lambda _: None, switch_on, switch_on)
-    for one in (world, at_second):
-        one.ended(ExitCode.PODS_REMAIN)
-        assert one.host.loaded == dict.fromkeys(one.host.loaded, "1.0")
-        assert "rebellions_peer" in one.host.loaded
-
-
-def test_a_node_that_cannot_be_looked_at_stops_no_run() -> None:
+def test_a_node_that_cannot_be_looked_at_stops_no_run_and_a_writer_without_a_name_is_another_writer() -> None:
     world = made(PEER).on("look at labels", ApiUnavailable("no answer", ""))
     world.ended()
     assert world.killer.calls.count("look at labels") == 1
     assert "cannot look whether the operands are still paused: no answer" in world.reporter.warnings
-
-
-def test_labels_that_another_component_has_paused_or_switched_off_are_no_return_of_operands() -> None:
-    edit = {PLUGIN: "paused-for-mig-change", EXPORTER: "false"}
-    world = made(PEER).on("look at labels", lambda one: one.cluster.edit(edit))
-    world.ended()
-    assert {key: world.node.labels[key] for key in edit} == edit
-
-
-def test_a_writer_that_cannot_be_named_is_another_writer() -> None:
     world = made(PEER).on("look at labels", switch_on).on("label writer", ApiUnavailable("no answer", ""))
     world.ended()
     assert any(line.startswith(f"another writer switched {PLUGIN}, {EXPORTER} on") for line in world.reporter.warnings)
 
 
-def test_a_pause_on_top_of_ours_keeps_its_owner() -> None:
-    edit = {PLUGIN: f"{PAUSED}_paused-for-mig-change"}
-    world = made(PEER).on("look at labels", lambda one: one.cluster.edit(edit))
-    world.ended()
-    assert world.node.labels[PLUGIN] == "paused-for-mig-change"
+def test_labels_that_another_component_pauses_or_switches_off_are_its_own_also_on_top_of_our_pause() -> None:
+    theirs = {PLUGIN: "paused-for-mig-change", EXPORTER: "false"}
+    for edit in (theirs, {PLUGIN: f"{PAUSED}_paused-for-mig-change", EXPORTER: "false"}):
+        world = made(PEER).on("look at labels", edited(edit))
+        world.ended()
+        assert {key: world.node.labels[key] for key in edit} == theirs
 
 
 @pytest.mark.parametrize("bad", ["broken", "sick"])
@@ -843,7 +680,7 @@ def test_operands_that_an_operator_switches_on_after_a_failure_cost_nothing(bad:
     The next run pauses them again if a driver is loaded, which they may hold.
     """
     world = made("replace_by_manager", **{bad: {"2.0"}}, **NEW_ONLY)
-    world.cluster.edit({LONG: None})  # `true` would be what it had: its pause keeps no more of it
+    world.cluster.edit({key("long"): None})  # `true` would be what it had: its pause keeps no more of it
     before = world.state().labels
     world.ended(FAILED, "operands that an operator switches on before fail until then")
     paused = [label for label, value in world.node.labels.items() if value == PAUSED]
@@ -874,8 +711,7 @@ def test_the_state_label_of_an_upgrade_that_an_operator_removes_changes_no_run(t
     for number in range(times):
         world.clock.after(1.0 + number, remove)
     world.ended()
-    assert removed == ["upgrade-done"] * times
-    assert world.is_released
+    assert (removed, world.is_released) == (["upgrade-done"] * times, True)
 
 
 def test_the_deploy_labels_that_an_operator_removes_from_a_skipped_node_are_not_made_again() -> None:
