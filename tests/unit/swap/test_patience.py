@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,23 +11,9 @@ from msgspec.structs import replace
 
 from driver_manager.core.swap.pods import CHANGE_POLL_S, HOLDERS_POLL_S, OBSERVE_AGAIN_S
 from driver_manager.core.swap.run import Outcome
-from driver_manager.domain import host_record
+from driver_manager.domain import errors, host_record
 from driver_manager.domain.deadline import Moment
-from driver_manager.domain.errors import (
-    ApiUnavailable,
-    ConfigError,
-    Conflict,
-    DriverBusy,
-    ExitCode,
-    ManagerError,
-    ModuleFailed,
-    NodeMissing,
-    OwnedElsewhere,
-    PodsRemain,
-    RebootRequired,
-    StandingDown,
-    Terminated,
-)
+from driver_manager.domain.errors import ConfigError, DriverBusy, ExitCode, ManagerError, ModuleFailed, PodsRemain
 from driver_manager.domain.host import UNREAD, Holder, pod_blocker, process_blocker
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.observation import EvictionRules, Policy, Situation
@@ -37,28 +22,8 @@ from driver_manager.domain.pods.workloads import OVERDUE_S
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, FIRST_S, failure_to_record, wait_s, wish
 from driver_manager.domain.swap.steps import AskOperator, PlanAgain, TakeNode, WaitAfterFailure
-from tests.support.fakes.builders import (
-    DRIVER,
-    EXPORTER,
-    LABELS,
-    ME,
-    NEW_DIGEST,
-    OLD_DIGEST,
-    PAUSED,
-    PLUGIN,
-    PROFILE,
-    ROOT_MOUNT,
-    driver_pod,
-    failed_before,
-    host,
-    journal,
-    key,
-    node,
-    observation,
-    pod,
-    source,
-    workload,
-)
+from tests.support.fakes import builders
+from tests.support.fakes.builders import LABELS, PLUGIN, PROFILE, host, journal, node, observation, pod, workload
 from tests.support.fakes.cluster import Tenant
 from tests.support.fakes.plans import CONTAINER, MANAGER, TAKEN
 from tests.support.fakes.scenarios import made
@@ -68,6 +33,7 @@ KEYS = PROFILE.keys
 NOTE = PROFILE.paths.failure_note
 TRAINER = Holder(4242, "trainer", "/dev/rbln0", "open")
 BUSY = ExitCode.DRIVER_BUSY
+MANAGED = {KEYS.upgrade_enabled: "true"}
 
 
 def upgrade(**changes: Any) -> World:
@@ -76,14 +42,9 @@ def upgrade(**changes: Any) -> World:
 
 def hold(world: World, *, until_s: float | None = None) -> World:
     """A process of the host has the device, until it lets go in so many seconds."""
-    world.host.known_holders, world.host.stuck_users = (TRAINER,), {"rebellions": 1}
     if until_s is not None:
-        world.clock.after(until_s, lambda: let_go(world))
-    return world
-
-
-def let_go(world: World) -> None:
-    world.host.known_holders, world.host.stuck_users = (), {}
+        world.clock.after(until_s, lambda: world.given(known_holders=(), stuck_users={}))
+    return world.given(known_holders=(TRAINER,), stuck_users={"rebellions": 1})
 
 
 def taken_at(world: World) -> list[float]:
@@ -96,13 +57,8 @@ def taken_at(world: World) -> list[float]:
 def is_untouched(world: World) -> bool:
     """True if nobody was ever disturbed; the Node shows how each run ended."""
     shown = {KEYS.state, KEYS.version, KEYS.last_outcome}
-    for change in world.cluster.patches:
-        if not {*change.labels, *change.annotations} <= shown or change.unschedulable is not None:
-            return False
-    return not world.cluster.evicted and world.is_released
-
-
-# a process of the host
+    quiet = [{*one.labels, *one.annotations} <= shown and one.unschedulable is None for one in world.cluster.patches]
+    return all(quiet) and not world.cluster.evicted and world.is_released
 
 
 def test_a_process_of_the_host_holds_nobody_up_but_the_run_through_any_number_of_retries() -> None:
@@ -125,10 +81,7 @@ def test_a_process_that_lets_go_in_time_is_gone_before_the_pause_and_the_run_goe
     assert world.is_released
     said = [line for line in world.reporter.infos if line.startswith("still waiting")]
     assert said == ["still waiting, at most 30 s more: device in use: trainer (pid 4242) has /dev/rbln0 open"]
-
-
-def test_a_process_that_lets_go_while_another_one_opens_the_device_is_seen_to_be_gone() -> None:
-    world = hold(upgrade())
+    world = hold(upgrade())  # it lets go, and another one opens the device
     world.clock.after(12.0, lambda: world.given(known_holders=(replace(TRAINER, pid=1, process="other"),)))
     world.ended(BUSY, "other (pid 1) has /dev/rbln0 open")
     assert 1_012.0 < world.clock.now <= 1_012.0 + HOLDERS_POLL_S + 1.0
@@ -144,9 +97,6 @@ def test_a_run_that_waits_for_a_process_lets_health_watch_judge_and_ends_at_once
     assert is_untouched(world)
 
 
-# a stuck pod
-
-
 def stuck_operand(**changes: Any) -> World:
     world = upgrade(**changes)
     due_s = world.clock.wall() - OVERDUE_S - 1.0
@@ -154,7 +104,7 @@ def stuck_operand(**changes: Any) -> World:
     return world
 
 
-def test_a_stuck_operand_is_named_with_everything_in_place() -> None:
+def test_a_stuck_operand_is_named_with_everything_in_place_until_it_ends_after_all() -> None:
     world = stuck_operand()
     assert world.foretold is ExitCode.PODS_REMAIN
     said = ("rbln-system/stuck: terminating, held by finalizer vendor/hold", "no pod was disturbed")
@@ -162,12 +112,8 @@ def test_a_stuck_operand_is_named_with_everything_in_place() -> None:
         world.again(ExitCode.PODS_REMAIN, *said)
         assert is_untouched(world)
     assert NOTE not in world.host.files
-
-
-def test_a_stuck_operand_that_ends_after_all_is_followed_by_the_upgrade() -> None:
-    world = stuck_operand()
     world.clock.after(40.0, lambda: world.cluster.remove_pod("stuck"))
-    world.ended()
+    world.again()
     assert world.is_released
 
 
@@ -222,31 +168,25 @@ def test_waiting_costs_two_requests_every_half_minute_and_changes_nothing() -> N
     world.next_process()
     world.host.stuck_users = {"rebellions": 1}
     world.on("patch", lambda one: one.killer.die()).run()
-    calls, looks = world.killer.calls, int(240.0 / OBSERVE_AGAIN_S)
+    calls, effects, looks = world.killer.calls, world.killer.effects, int(240.0 / OBSERVE_AGAIN_S)
     record = f"write {PROFILE.paths.run_record(world.process.process)}"
-    assert world.killer.effects == [f"write {PROFILE.paths.baseline}", record]
+    assert effects == [f"write {PROFILE.paths.baseline}", record]
     assert calls.count("node") == calls.count("pods") == looks + 1
-    assert set(calls) - {"node", "pods", "host", "modules", "holders"} == {
-        "patch",
-        "review",
-        "turn",
-        "warm",
-        "first probe",
-        *world.killer.effects,
-    }
+    others = set(calls) - {"node", "pods", "host", "modules", "holders"}
+    assert others == {"patch", "review", "turn", "warm", "first probe", *effects}
     assert calls.count("review") == 2, "rights are reviewed once it goes on"
 
 
 def test_a_run_that_is_told_to_end_in_the_wait_ends_at_once_and_the_next_waits_for_the_rest() -> None:
     world = upgrade()
     fail(world)
-    failed = world.clock.now
+    failed_at = world.clock.now
     world.clock.after(10.0, world.clock.ask_to_end)
     world.again(ExitCode.STANDING_DOWN)
-    assert world.clock.now == failed + 10.0
+    assert world.clock.now == failed_at + 10.0
     taken = taken_at(world)
     world.again()
-    assert taken == [pytest.approx(failed + FIRST_S, abs=1.0)]
+    assert taken == [pytest.approx(failed_at + FIRST_S, abs=1.0)]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -259,20 +199,17 @@ def test_a_run_killed_around_the_note_leaves_one_or_none_never_half_of_one(after
     assert (world.clock.now - began > FIRST_S) is after
 
 
-def test_a_reboot_ends_it_as_the_note_is_of_the_boot() -> None:
+def test_a_reboot_ends_it_as_the_note_is_of_the_boot_and_without_room_for_a_note_a_run_says_so() -> None:
     world = upgrade()
     fail(world)
     note = world.host.files[NOTE]
     world.reboot()
     assert NOTE not in world.host.files
     world.host.files[NOTE] = note  # where /run outlives a boot
-    world.host.put_driver("1.0", OLD_DIGEST, peer=False)
+    world.host.put_driver("1.0", builders.OLD_DIGEST, peer=False)
     began = world.clock.now
     world.again()
     assert world.clock.now - began < FIRST_S
-
-
-def test_a_host_without_room_for_the_note_is_told_and_nothing_else_changes() -> None:
     world = upgrade(stuck_users={"rebellions": 1}).on(f"write {NOTE}", ConfigError(f"cannot write {NOTE}", "Mount it."))
     assert "waits until" not in world.ended(BUSY).remedy
     assert [text for text in world.reporter.warnings if "will not wait" in text]
@@ -282,29 +219,24 @@ def test_a_host_without_room_for_the_note_is_told_and_nothing_else_changes() -> 
 # a change acts at once, also in the middle of a wait
 
 
-def switch_off(world: World) -> None:
-    world.cluster.edit({PLUGIN: "false"})
-
-
-def unmanage(world: World) -> None:
-    world.cluster.edit(annotations={KEYS.upgrade_enabled: None})
-
-
-@pytest.mark.parametrize(("failures", "change"), [(5, switch_off), (4, unmanage)])
-def test_a_change_of_the_node_is_noticed_at_the_next_look(failures: int, change: Callable[[World], None]) -> None:
+@pytest.mark.parametrize(
+    ("runs", "had", "edit"),
+    [(5, {}, {"labels": {PLUGIN: "false"}}), (4, MANAGED, {"annotations": dict.fromkeys(MANAGED)})],
+    ids=["an operand is switched off", "an operator manages it no more"],
+)
+def test_a_change_of_the_node_is_noticed_at_the_next_look(runs: int, had: dict[str, str], edit: dict[str, Any]) -> None:
     world = upgrade()
-    if change is unmanage:
-        world.cluster.edit(annotations={KEYS.upgrade_enabled: "true"})
-    for _ in range(failures):
+    world.cluster.edit(annotations=had)
+    for _ in range(runs):
         world.given(stuck_users={"rebellions": 1}).again(BUSY)
     moment, taken = world.clock.now + 100.0, taken_at(world)
-    world.clock.after(100.0, lambda: change(world))
+    world.clock.after(100.0, lambda: world.cluster.edit(**edit))
     world.next_process()
     world.run()
     assert moment <= taken[0] <= moment + OBSERVE_AGAIN_S
 
 
-def test_a_process_that_stands_in_the_way_is_met_before_the_pause_by_the_next_run() -> None:
+def test_a_process_in_the_way_is_met_before_the_pause_and_a_budget_that_allows_it_lets_the_run_go_on() -> None:
     world = upgrade().on("patch", hold, after=True)
     world.again(BUSY)
     patches, began = len(world.cluster.patches), world.clock.now
@@ -312,9 +244,6 @@ def test_a_process_that_stands_in_the_way_is_met_before_the_pause_by_the_next_ru
     world.again()
     assert len(world.cluster.patches) == patches + 2
     assert world.clock.now - began < 20.0 + CHANGE_POLL_S + 15.0
-
-
-def test_a_budget_that_allows_the_eviction_by_now_lets_the_run_go_on() -> None:
     world = upgrade(eviction=EvictionRules(is_enabled=True, timeout_s=10.0))
     world.cluster.add_tenant(workload("served"), Tenant(blocked_until=world.clock.now + 200.0))
     for _ in range(3):
@@ -346,24 +275,44 @@ def waiting(now: Situation) -> WaitAfterFailure | None:
     return steps[0]
 
 
+def failed(policy: Policy = CONTAINER, error: ManagerError | None = None, attempts: int = 1, **facts: Any) -> Situation:
+    """A situation after so many failures."""
+    return builders.failed_before(situation(policy, **facts), error, attempts=attempts)
+
+
 def left_s(now: Situation) -> float | None:
     found = waiting(now)
     return found.left_s if found else None
 
 
-def later(now: Situation, seconds: float) -> Situation:
-    at = Moment(now.obs.at.monotonic_s + seconds, now.obs.at.wall_s + seconds)
-    return replace(now, obs=replace(now.obs, at=at))
+def test_each_wait_is_twice_the_one_before_up_to_the_longest() -> None:
+    for attempts, seconds in {1: 30.0, 2: 60.0, 3: 120.0, 6: 960.0, 7: 1800.0, 8: 1800.0, 9_999: 1800.0}.items():
+        assert wait_s(attempts, 1800.0) == seconds
+        found = waiting(failed(attempts=attempts))
+        assert found is not None
+        assert (found.left_s, found.attempts) == (seconds, attempts)
 
 
-@pytest.mark.parametrize(
-    ("attempts", "seconds"), [(1, 30.0), (2, 60.0), (3, 120.0), (6, 960.0), (7, 1800.0), (8, 1800.0), (9_999, 1800.0)]
-)
-def test_each_wait_is_twice_the_one_before_up_to_the_longest(attempts: int, seconds: float) -> None:
-    assert wait_s(attempts, 1800.0) == seconds
-    found = waiting(failed_before(situation(), attempts=attempts))
-    assert found is not None
-    assert (found.left_s, found.attempts) == (seconds, attempts)
+def test_what_is_left_shrinks_with_time_is_at_most_the_users_longest_and_is_waited_for_once() -> None:
+    now = failed()
+    for after_s, left in ((0.0, FIRST_S), (10.0, FIRST_S - 10.0), (FIRST_S - 0.5, 0.5), (FIRST_S, None), (-1.0, None)):
+        at = Moment(AT.monotonic_s + after_s, AT.wall_s + after_s)
+        assert left_s(replace(now, obs=replace(now.obs, at=at))) == left, after_s
+    for most_s, left in ((0.0, None), (5.0, 5.0), (3_600.0, 30.0)):
+        assert left_s(failed(replace(CONTAINER, retry_wait_s=most_s))) == left, most_s
+    assert waiting(replace(now, waited=frozenset({AFTER_FAILURE}))) is None
+
+
+def test_the_step_says_until_when_why_and_how_to_skip_it() -> None:
+    error = DriverBusy("the device is still in use", "Stop it.")
+    first, third = (waiting(failed(error=error, attempts=attempts)) for attempts in (1, 3))
+    assert first is not None
+    assert first.describe() == (
+        "wait until 22:13:50 UTC (30 s), before anything is changed, as the last run failed (exit 4: the device is "
+        "still in use) and nothing has changed since; --retry-wait=0s (RETRY_WAIT) skips this"
+    )
+    assert third is not None
+    assert "as the last 3 runs failed" in third.describe()
 
 
 @given(attempts=st.integers(1, 10_000), most_s=st.floats(0, 1e6))
@@ -371,71 +320,32 @@ def test_a_wait_is_bounded_and_never_shorter_than_the_one_before(attempts: int, 
     assert 0 <= wait_s(attempts, most_s) <= wait_s(attempts + 1, most_s) <= most_s
 
 
-@pytest.mark.parametrize(
-    ("after_s", "left"), [(0.0, FIRST_S), (10.0, FIRST_S - 10.0), (FIRST_S - 0.5, 0.5), (FIRST_S, None), (-1.0, None)]
-)
-def test_what_is_left_shrinks_with_time_and_then_the_run_goes_on(after_s: float, left: float | None) -> None:
-    assert left_s(later(failed_before(situation()), after_s)) == left
-
-
-@pytest.mark.parametrize(("attempts", "said"), [(1, "as the last run failed"), (3, "as the last 3 runs failed")])
-def test_the_step_says_until_when_why_and_how_to_skip_it(attempts: int, said: str) -> None:
-    error = DriverBusy("the device is still in use", "Stop it.")
-    found = waiting(failed_before(situation(), error, attempts=attempts))
-    assert found is not None
-    assert said in found.describe()
-    assert attempts > 1 or found.describe() == (
-        "wait until 22:13:50 UTC (30 s), before anything is changed, as the last run failed (exit 4: the device is "
-        "still in use) and nothing has changed since; --retry-wait=0s (RETRY_WAIT) skips this"
-    )
-
-
-@pytest.mark.parametrize(("most_s", "left"), [(0.0, None), (5.0, 5.0), (3_600.0, 30.0)])
-def test_the_longest_wait_is_the_users_and_none_skips_it(most_s: float, left: float | None) -> None:
-    assert left_s(failed_before(situation(replace(CONTAINER, retry_wait_s=most_s)))) == left
-
-
-def test_a_run_that_was_let_go_does_not_wait_again() -> None:
-    assert waiting(replace(failed_before(situation()), waited=frozenset({AFTER_FAILURE}))) is None
-
-
-# who would be disturbed
-
 EMPTY_CORDONED = node({}, unschedulable=True)
 CORDONED: dict[str, Any] = {"node": node(unschedulable=True), "journal": journal(labels={}, cordoned=True)}
 RECORDED = host(run_record=host_record.of(journal(record="boot-1:1:9:9")))
+EVICTS = Policy(eviction=EvictionRules(True))
+DISTURBED: dict[str, tuple[dict[str, Any], Policy, bool]] = {
+    "pause": ({}, CONTAINER, True),
+    "rebind": ({"host": host(digest=builders.NEW_DIGEST, root_mounts=(builders.ROOT_MOUNT,))}, CONTAINER, True),
+    "evict": ({"node": EMPTY_CORDONED, "pods": (workload("w"),)}, EVICTS, True),
+    "cordon": ({"node": node({})}, CONTAINER, True),
+    "nobody-there": ({"node": EMPTY_CORDONED}, CONTAINER, False),
+    "current": ({"host": host(digest=builders.NEW_DIGEST)}, CONTAINER, False),
+    "load-alone": ({"host": host(modules={}, digest=None, source=builders.source())}, MANAGER, False),
+    "taken-already": ({"node": node(TAKEN, unschedulable=True), "journal": journal()}, CONTAINER, False),
+    "cordoned-already": ({**CORDONED, "host": RECORDED}, CONTAINER, False),
+    "cordoned-by-the-nodes-word-alone": (CORDONED, CONTAINER, True),
+}
 
 
-@pytest.mark.parametrize(
-    ("fields", "policy", "waits"),
-    [
-        pytest.param({}, CONTAINER, True, id="pause"),
-        pytest.param({"host": host(digest=NEW_DIGEST, root_mounts=(ROOT_MOUNT,))}, CONTAINER, True, id="rebind"),
-        pytest.param(
-            {"node": EMPTY_CORDONED, "pods": (workload("w"),)}, Policy(eviction=EvictionRules(True)), True, id="evict"
-        ),
-        pytest.param({"node": node({})}, CONTAINER, True, id="cordon"),
-        pytest.param({"node": EMPTY_CORDONED}, CONTAINER, False, id="nobody-there"),
-        pytest.param({"host": host(digest=NEW_DIGEST)}, CONTAINER, False, id="current"),
-        pytest.param({"host": host(modules={}, digest=None, source=source())}, MANAGER, False, id="load-alone"),
-        pytest.param(
-            {"node": node(TAKEN, unschedulable=True), "journal": journal()}, CONTAINER, False, id="taken-already"
-        ),
-        pytest.param({**CORDONED, "host": RECORDED}, CONTAINER, False, id="cordoned-already"),
-        pytest.param(CORDONED, CONTAINER, True, id="cordoned-by-the-nodes-word-alone"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "policy", "waits"), DISTURBED.values(), ids=list(DISTURBED))
 def test_only_a_plan_that_would_disturb_somebody_waits(fields: dict[str, Any], policy: Policy, waits: bool) -> None:
-    assert (waiting(failed_before(situation(policy, **fields))) is not None) is waits
+    assert (waiting(failed(policy, **fields)) is not None) is waits
 
 
 def test_an_operator_is_not_asked_for_an_upgrade_before_the_wait_is_over() -> None:
-    managed = node(annotations={KEYS.upgrade_enabled: "true"})
-    now = failed_before(situation(node=managed, pods=(workload("w"),)))
+    now = failed(node=node(annotations=MANAGED), pods=(workload("w"),))
     assert [type(step) for step in plan(now).steps][:3] == [WaitAfterFailure, PlanAgain, AskOperator]
-
-
-# what is a change
 
 
 def changed(now: Situation, policy: Policy | None = None, **fields: Any) -> Situation:
@@ -448,7 +358,7 @@ PODS = observation().pods
 SAME: dict[str, dict[str, Any]] = {
     "nothing": {},
     "another-moment": {"at": Moment(1_010.0, 5.0)},
-    "another-process": {"me": replace(ME, pid=77, start_ticks=5)},
+    "another-process": {"me": replace(builders.ME, pid=77, start_ticks=5)},
     "by-hand": {"me": Owner(pid=77), "own_pod": None},
     "users-pods-came": {"pods": replace(PODS, pods=(*PODS.pods, workload("new", deleting=True)))},
     "a-label-of-others": {"node": node({**LABELS, "zone": "b"})},
@@ -460,76 +370,63 @@ CHANGED: dict[str, dict[str, Any]] = {
     "digest": {"digest": "a" * 64},
     "new-pod": {"me": Owner("rbln-system/driver-a", "driver-a2")},
     "boot": {"host": host(boot_id="boot-2")},
-    "operators-annotation-set": {"node": node(annotations={KEYS.upgrade_enabled: "true"})},
-    "deploy-label-off": {"node": node({**LABELS, EXPORTER: "false"})},
-    "deploy-label-gone": {"node": node({PLUGIN: "true", DRIVER: "true"})},
-    "deploy-label-new": {"node": node({**LABELS, key("new"): "true"})},
-    "drivers-label": {"node": node({**LABELS, DRIVER: "pre-installed"})},
+    "operators-annotation-set": {"node": node(annotations=MANAGED)},
+    "deploy-label-off": {"node": node({**LABELS, builders.EXPORTER: "false"})},
+    "deploy-label-gone": {"node": node({PLUGIN: "true", builders.DRIVER: "true"})},
+    "deploy-label-new": {"node": node({**LABELS, builders.key("new"): "true"})},
+    "drivers-label": {"node": node({**LABELS, builders.DRIVER: "pre-installed"})},
     "skip": {"node": node({**LABELS, KEYS.skip: "false"})},
 }
 
 
 @pytest.mark.parametrize("fields", SAME.values(), ids=list(SAME))
 def test_what_does_not_bear_on_the_failure_is_no_change(fields: dict[str, Any]) -> None:
-    assert waiting(changed(failed_before(situation()), **fields)) is not None
+    assert waiting(changed(failed(), **fields)) is not None
 
 
 @pytest.mark.parametrize("fields", CHANGED.values(), ids=list(CHANGED))
 def test_a_change_acts_at_once(fields: dict[str, Any]) -> None:
-    after = changed(failed_before(situation()), **fields)
+    after = changed(failed(), **fields)
     assert waiting(after) is None
     assert any(isinstance(step, TakeNode) for step in plan(after).steps)
 
 
-REPAIRED = source()
-REPAIRED = replace(REPAIRED, modules=(replace(REPAIRED.modules[0], stamp="1:2:3:4"),))
+def test_an_annotation_that_is_taken_away_and_a_file_that_is_replaced_act_at_once_too() -> None:
+    managed = failed(node=node(annotations=MANAGED))
+    by_manager = failed(MANAGER, host=host(source=builders.source()))
+    assert waiting(managed) is not None
+    assert waiting(changed(managed, node=node())) is None
+    assert waiting(by_manager) is not None
+    repaired = replace(builders.source(), modules=(replace(builders.source().modules[0], stamp="1:2:3:4"),))
+    assert waiting(changed(by_manager, host=host(source=repaired))) is None
 
 
 @pytest.mark.parametrize(
-    ("policy", "before", "after"),
+    ("settings", "waits"),
     [
-        (CONTAINER, {"node": node(annotations={KEYS.upgrade_enabled: "true"})}, {"node": node()}),
-        (MANAGER, {"host": host(source=source())}, {"host": host(source=REPAIRED)}),
-    ],
-    ids=["an operator's annotation is removed", "a driver file is replaced"],
-)
-def test_what_is_taken_away_or_replaced_acts_at_once_too(
-    policy: Policy, before: dict[str, Any], after: dict[str, Any]
-) -> None:
-    failed = failed_before(situation(policy, **before))
-    assert waiting(failed) is not None
-    assert waiting(changed(failed, **after)) is None
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"force_reinstall": True},
-        {"stop_host_services": True},
-        {"eviction": EvictionRules(is_enabled=True)},
-        {"eviction": EvictionRules(forces=True)},
-        {"pod_termination_timeout_s": 400.0},
-        {"device_free_timeout_s": 90.0},
-        {"deadline_s": 3_600.0},
+        ({"force_reinstall": True}, False),
+        ({"stop_host_services": True}, False),
+        ({"eviction": EvictionRules(is_enabled=True)}, False),
+        ({"eviction": EvictionRules(forces=True)}, False),
+        ({"pod_termination_timeout_s": 400.0}, False),
+        ({"device_free_timeout_s": 90.0}, False),
+        ({"deadline_s": 3_600.0}, False),
+        ({"take_over": True}, True),
+        ({"ignore_skip": True}, True),
+        ({"retry_wait_s": 900.0}, True),
     ],
 )
-def test_another_setting_acts_at_once(settings: dict[str, Any]) -> None:
+def test_another_setting_acts_at_once_unless_it_only_says_who_may_go_on(settings: dict[str, Any], waits: bool) -> None:
     policy = replace(CONTAINER, **settings)
-    assert waiting(changed(failed_before(situation()), policy)) is None
-    assert waiting(failed_before(situation(policy))) is not None, "and is what is wanted from then on"
-
-
-@pytest.mark.parametrize("settings", [{"take_over": True}, {"ignore_skip": True}, {"retry_wait_s": 900.0}])
-def test_who_may_go_on_is_no_part_of_what_is_wanted(settings: dict[str, Any]) -> None:
-    assert waiting(changed(failed_before(situation()), replace(CONTAINER, **settings))) is not None
+    assert (waiting(changed(failed(), policy)) is not None) is waits
+    assert waiting(failed(policy)) is not None, "and is what is wanted from then on"
 
 
 def test_what_is_wanted_is_the_same_before_and_during_a_pause() -> None:
-    labels = {PLUGIN: "true", EXPORTER: "a-custom-value-of-forty-five-characters-total", DRIVER: "true"}
-    paused = {**labels, PLUGIN: PAUSED, EXPORTER: PAUSED}
-    held = journal(labels={name: labels[name] for name in (PLUGIN, EXPORTER)})
-    during = situation(node=node(paused, unschedulable=True), journal=held)
-    assert wish(situation(node=node(labels))) == wish(during)
+    on = {PLUGIN: "true", builders.EXPORTER: "a-custom-value-of-forty-five-characters-total"}
+    before = situation(node=node({**on, builders.DRIVER: "true"}))
+    during = situation(node=node(TAKEN, unschedulable=True), journal=journal(labels=on))
+    assert wish(before) == wish(during)
 
 
 # what stood in the way, and what is noted
@@ -556,13 +453,13 @@ def test_where_none_of_what_stood_in_the_way_is_there_any_more_the_run_goes_on(
 ) -> None:
     error = DriverBusy("busy", "Stop it.")
     error.blockers = blockers
-    assert (waiting(failed_before(situation(holders=holders, pods=pods), error)) is not None) is waits
+    assert (waiting(failed(error=error, holders=holders, pods=pods)) is not None) is waits
 
 
-SAYS_NOTHING = [ApiUnavailable, Conflict, NodeMissing, OwnedElsewhere, RebootRequired]
+OF_THE_API = (errors.ApiUnavailable, errors.Conflict, errors.NodeMissing, errors.OwnedElsewhere)
 
 
-@pytest.mark.parametrize("kind", [*SAYS_NOTHING, StandingDown, Terminated])
+@pytest.mark.parametrize("kind", [*OF_THE_API, errors.RebootRequired, errors.StandingDown, errors.Terminated])
 def test_an_end_that_says_nothing_about_the_next_run_is_not_noted(kind: type[ManagerError]) -> None:
     assert failure_to_record(situation(), kind("x", "y"), 5.0) is None
 
@@ -574,36 +471,27 @@ def test_a_failure_is_noted_with_what_it_was_about(kind: type[ManagerError]) -> 
     past = failure_to_record(situation(), error, 1_007.0)
     assert past is not None
     assert (past.boot_id, past.exit_code, past.what) == ("boot-1", int(kind.exit_code), "why")
-    assert (past.failed_s, past.attempts, past.pod_uid, past.blockers) == (1_007.0, 1, ME.pod_uid, ("pod u",))
+    assert (past.failed_s, past.attempts, past.pod_uid, past.blockers) == (1_007.0, 1, builders.ME.pod_uid, ("pod u",))
 
 
-@pytest.mark.parametrize(
-    ("fields", "attempts"),
-    [({}, 5), ({"digest": "a" * 64}, 1), ({"me": Owner("rbln-system/x", "x"), "own_pod": driver_pod()}, 5)],
-)
-def test_the_same_end_counts_on_and_another_wish_begins_anew(fields: dict[str, Any], attempts: int) -> None:
-    now = changed(failed_before(situation(), attempts=4), **fields)
-    past = failure_to_record(now, ModuleFailed("why", "y"), 0.0)
-    assert past is not None
-    assert past.attempts == attempts
+def test_the_same_end_counts_on_and_another_wish_begins_again() -> None:
+    by_another_pod = {"me": Owner("rbln-system/x", "x"), "own_pod": builders.driver_pod()}
+    for fields, attempts in (({}, 5), ({"digest": "a" * 64}, 1), (by_another_pod, 5)):
+        past = failure_to_record(changed(failed(attempts=4), **fields), ModuleFailed("why", "y"), 0.0)
+        assert past is not None
+        assert past.attempts == attempts, fields
 
 
-# users of the driver that are no process
-
-
-def test_a_process_that_ends_closes_its_files_before_the_driver_is_free() -> None:
+def test_the_driver_is_waited_for_after_a_process_has_ended_and_while_an_init_function_runs() -> None:
     world = upgrade(known_holders=(TRAINER,), stuck_users={"rebellions": 1})
     world.clock.after(20.0, lambda: world.given(known_holders=(), stuck_users={}, kernel_users={"rebellions": 1}))
     world.clock.after(23.0, lambda: world.given(kernel_users={}))
     world.ended()
     assert world.clock.now < 1_000.0 + 60.0
-
-
-def test_an_init_function_is_waited_for_while_operands_have_the_device_open() -> None:
-    world = upgrade(coming=frozenset({"rebellions"}))
-    world.clock.after(20.0, lambda: world.given(coming=frozenset()))
-    world.ended()
-    assert world.clock.now < 1_000.0 + 60.0
+    coming = upgrade(coming=frozenset({"rebellions"}))
+    coming.clock.after(20.0, lambda: coming.given(coming=frozenset()))
+    coming.ended()
+    assert coming.clock.now < 1_000.0 + 60.0
 
 
 @pytest.mark.parametrize("bus", [(), (PciFunction("0000:c1:00.0", "rebellions", virtual_count=2),)])
@@ -618,24 +506,15 @@ def test_what_the_kernel_uses_for_good_disturbs_no_pod_however_often_a_run_tries
     world.given(kernel_users={}).ended()
 
 
-# operands that another component has paused
-
-
-def test_a_component_that_is_at_work_is_waited_for_and_its_labels_are_left_to_it() -> None:
-    world = upgrade()
-    world.cluster.edit({PLUGIN: "paused-for-mig-change"})
-    world.clock.after(30.0, lambda: world.cluster.edit({PLUGIN: "true"}))
-    world.ended()
-    assert all(value != "paused-for-mig-change" for patch in world.cluster.patches for value in patch.labels.values())
-    assert world.node.labels[PLUGIN] == "true"
-
-
-def test_one_that_does_not_end_is_named_and_no_pod_is_disturbed() -> None:
+def test_a_component_at_work_is_waited_for_or_named_and_its_labels_are_left_to_it() -> None:
     world = upgrade()
     world.cluster.edit({PLUGIN: "paused-for-mig-change"})
     world.ended(ExitCode.PODS_REMAIN, f"it has set {PLUGIN}=paused-for-mig-change; no pod was disturbed")
-    assert world.only_showed_its_end
-    assert world.node.labels[PLUGIN] == "paused-for-mig-change"
+    assert (world.only_showed_its_end, world.node.labels[PLUGIN]) == (True, "paused-for-mig-change")
+    world.clock.after(30.0, lambda: world.cluster.edit({PLUGIN: "true"}))
+    world.again()
+    assert all(value != "paused-for-mig-change" for patch in world.cluster.patches for value in patch.labels.values())
+    assert world.node.labels[PLUGIN] == "true"
 
 
 def test_uses_of_the_kernel_that_come_and_go_are_waited_for_each() -> None:
