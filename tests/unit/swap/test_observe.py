@@ -12,17 +12,8 @@ from msgspec.structs import replace
 
 from driver_manager.cli.session import Observer, Session
 from driver_manager.core.ports import Cluster
-from driver_manager.core.swap.run import (
-    TAKE_ATTEMPTS,
-    Identity,
-    Outcome,
-    is_alive,
-    observe,
-    own_pod,
-    read_holders,
-    reconcile,
-    wanted_digest,
-)
+from driver_manager.core.swap import run
+from driver_manager.core.swap.run import Identity, Outcome, is_alive, observe, reconcile
 from driver_manager.domain import baseline as baselines
 from driver_manager.domain import journal as journals
 from driver_manager.domain.deadline import Deadline
@@ -31,22 +22,9 @@ from driver_manager.domain.host import Holder
 from driver_manager.domain.journal import Journal, JournalUnreadable, Owner, encode
 from driver_manager.domain.node import Claim, Node, Pod, PodList, is_this_host
 from driver_manager.domain.observation import EvictionRules, Observation, Policy, Situation
-from tests.support.fakes.builders import (
-    DRIVER,
-    ME,
-    NEW_DIGEST,
-    PROFILE,
-    driver_pod,
-    host,
-    journal,
-    modules,
-    node,
-    observation,
-    pod,
-    workload,
-)
+from tests.support.fakes import builders
+from tests.support.fakes.builders import PROFILE, driver_pod, host, journal, modules, node, observation, pod
 from tests.support.fakes.scenarios import TAKING, made, settle_in, undisturbed
-from tests.support.fakes.scripted_api import Answer, Scripted
 from tests.support.fakes.world import Place, World
 
 SURE = Identity("driver-a", True, "rbln-system")
@@ -65,25 +43,20 @@ def nobody(_: Owner) -> bool:
     return False
 
 
-def observed(
-    identity: Identity = SURE, *pods: Pod, lives: Callable[[Owner], bool] = nobody, **fields: Any
-) -> Observation:
+def observed(who: Identity = SURE, *pods: Pod, lives: Callable[[Owner], bool] = nobody, **fields: Any) -> Observation:
     return observe(
         fields.get("node", node()),
         listed(*pods),
         PROFILE,
-        identity,
+        who,
         digest=fields.get("digest", "d"),
         read_host=lambda *_: fields.get("host", host()),
         process_lives=lives,
     )
 
 
-# own pod
-
-
 @pytest.mark.parametrize(
-    ("pods", "identity", "found"),
+    ("pods", "who", "own"),
     [
         ((ELSEWHERE, driver_pod()), SURE, driver_pod()),
         ((ELSEWHERE,), GUESSED, ELSEWHERE),
@@ -94,36 +67,29 @@ def observed(
     ],
     ids=["name and namespace", "a host name, anywhere", "nobody", "another", "two", "no name"],
 )
-def test_our_own_pod_is_found_by_name_or_we_run_by_hand(
-    pods: tuple[Pod, ...], identity: Identity, found: Pod | None
-) -> None:
-    assert own_pod(listed(*pods), node(), identity) == found
-
-
-def test_a_pod_name_that_was_told_but_is_not_on_the_node_is_an_error_naming_both() -> None:
-    with pytest.raises(ConfigError, match="rbln-system/driver-a is not on node node-1") as caught:
-        own_pod(listed(ELSEWHERE), node(), SURE)
-    assert "a pod of that name is in other" in caught.value.what
-    assert "POD_NAMESPACE" in caught.value.remedy
+def test_our_own_pod_is_found_by_name_or_we_run_by_hand(pods: tuple[Pod, ...], who: Identity, own: Pod | None) -> None:
+    assert run.own_pod(listed(*pods), node(), who) == own
 
 
 def test_we_are_the_pod_and_its_process_or_the_process_by_hand() -> None:
     assert observed(SURE, driver_pod()).me == Owner(pod="rbln-system/driver-a", pod_uid="driver-a")
     assert observed(replace(SURE, process=PROCESS), driver_pod()).me == IN_POD
     assert observed(GUESSED).me == Owner(pid=7)
+    with pytest.raises(ConfigError, match="rbln-system/driver-a is not on node node-1") as caught:
+        run.own_pod(listed(ELSEWHERE), node(), SURE)
+    assert "a pod of that name is in other" in caught.value.what
+    assert "POD_NAMESPACE" in caught.value.remedy
 
-
-# digest
 
 OWN = driver_pod(config_digest="own")
 DEBUG = pod("debugger", main_container='["busybox"]')
 WITH_ENV = replace(DEBUG, config_digest="own")
-WANTED = pod("driver-x", DRIVER, config_digest="wanted")
+WANTED = pod("driver-x", builders.DRIVER, config_digest="wanted")
 BY_AGE = (
-    pod("old", DRIVER, config_digest="old", created="2024-01-01T00:00:00Z"),
-    pod("new", DRIVER, config_digest="new", created="2024-01-02T00:00:00Z"),
-    pod("leaving", DRIVER, config_digest="leaving", created="2024-01-03T00:00:00Z", deleting=True),
-    pod("over", DRIVER, config_digest="over", created="2024-01-04T00:00:00Z", phase="Failed"),
+    pod("old", builders.DRIVER, config_digest="old", created="2024-01-01T00:00:00Z"),
+    pod("new", builders.DRIVER, config_digest="new", created="2024-01-02T00:00:00Z"),
+    pod("leaving", builders.DRIVER, config_digest="leaving", created="2024-01-03T00:00:00Z", deleting=True),
+    pod("over", builders.DRIVER, config_digest="over", created="2024-01-04T00:00:00Z", phase="Failed"),
     pod("other", config_digest="other", created="2024-01-05T00:00:00Z"),
 )
 CANONICAL = driver_pod(main_container='["image:1"]')
@@ -146,67 +112,56 @@ CANONICAL = driver_pod(main_container='["image:1"]')
 def test_the_digest_is_told_or_our_own_pods_or_the_newest_living_driver_pods(
     told: str, own: Pod | None, pods: tuple[Pod, ...], digest: str, source: str | None
 ) -> None:
-    found = wanted_digest(told, own, listed(*pods), PROFILE)
+    found = run.wanted_digest(told, own, listed(*pods), PROFILE)
     assert found[0] == digest
     assert source is None or found[1] == source
 
 
-@pytest.mark.parametrize("told", ["two words", "two\nlines", "tab\there", "d" * 257, "\ufffd", "\x00", " "])
-def test_a_told_digest_that_the_state_file_could_not_hold_is_refused(told: str) -> None:
-    with pytest.raises(ConfigError, match="DRIVER_CONFIG_DIGEST") as caught:
-        wanted_digest(told, driver_pod(), listed(), PROFILE)
-    assert "driver DaemonSet" in caught.value.remedy
+def test_a_digest_that_the_state_file_could_not_hold_is_refused_from_wherever_it_is() -> None:
+    for given in ("two words", "two\nlines", "tab\there", "d" * 257, "\ufffd", "\x00", " "):
+        with pytest.raises(ConfigError, match="DRIVER_CONFIG_DIGEST") as caught:
+            run.wanted_digest(given, driver_pod(), listed(), PROFILE)
+        assert "driver DaemonSet" in caught.value.remedy
+    of_a_pod = driver_pod(config_digest="two words")
+    for own in (of_a_pod, None):
+        with pytest.raises(ConfigError):
+            run.wanted_digest("", own, listed(of_a_pod), PROFILE)
 
 
-@pytest.mark.parametrize("own", [driver_pod(config_digest="two words"), None])
-def test_a_pods_digest_that_the_state_file_could_not_hold_is_refused(own: Pod | None) -> None:
-    with pytest.raises(ConfigError):
-        wanted_digest("", own, listed(driver_pod(config_digest="two words")), PROFILE)
-
-
-@pytest.mark.parametrize(
-    ("own", "other"),
-    [
-        (driver_pod(main_digest="b"), "b"),
-        (driver_pod(main_digest="a"), ""),
-        (driver_pod(), ""),
-        (driver_pod(main_digest="b", main_started=True), ""),
-        (None, ""),
-    ],
-)
-def test_the_digest_that_the_driver_container_records_is_known_where_it_is_another(own: Pod | None, other: str) -> None:
-    identity = SURE if own is not None else replace(SURE, pod_name="", pod_name_is_sure=False)
-    assert observed(identity, *([own] if own is not None else []), digest="a").installed_digest == other
-
-
-# the host
+def test_the_digest_that_the_driver_container_records_is_known_where_it_is_another() -> None:
+    assert observed(SURE, driver_pod(main_digest="b"), digest="a").installed_digest == "b"
+    for fields in ({"main_digest": "a"}, {}, {"main_digest": "b", "main_started": True}):
+        assert observed(SURE, driver_pod(**fields), digest="a").installed_digest == "", fields
+    by_hand = replace(SURE, pod_name="", pod_name_is_sure=False)
+    assert observed(by_hand, digest="a").installed_digest == ""
 
 
 @pytest.mark.parametrize(
-    ("machine", "boot", "answer"),
+    ("machine", "boot", "theirs", "ours", "answer"),
     [
-        ("machine", "boot-1", True),
-        ("machine", "boot-0", True),
-        ("cloned", "boot-1", True),
-        ("other", "boot-9", False),
-        ("", "boot-9", False),
-        ("other", "", False),
-        ("", "", True),
+        ("machine", "boot-1", "", "", True),
+        ("machine", "boot-0", "", "", True),
+        ("cloned", "boot-1", "", "", True),
+        ("other", "boot-9", "", "", False),
+        ("", "boot-9", "", "", False),
+        ("other", "", "", "", False),
+        ("", "", "", "", True),
+        ("machine", "boot-2", "4C4C4544-0042", "4c4c4544-0042", True),
+        ("machine", "boot-2", "4c4c4544-0042", "4c4c4544-0043", False),
+        ("machine", "boot-2", "", "4c4c4544-0043", True),
+        ("machine", "boot-2", "4c4c4544-0042", "", True),
+        ("machine", "boot-1", "4c4c4544-0042", "4c4c4544-0043", True),
+        ("machine", "", "4c4c4544-0042", "4c4c4544-0043", False),
     ],
 )
-def test_a_host_is_the_nodes_by_machine_id_or_boot_id(machine: str, boot: str, answer: bool) -> None:
-    now = node(machine_id=machine, boot_id=boot)
-    assert is_this_host(now, "machine", "boot-1", "") is answer
-    found = observed(SURE, driver_pod(), node=now)
-    assert (found.host is not None) is answer
-
-
-def test_ids_that_are_empty_on_both_sides_are_no_match() -> None:
-    assert not is_this_host(node(machine_id="", boot_id="b"), "", "c", "")
-    assert not is_this_host(node(machine_id="m", boot_id=""), "n", "", "")
-
-
-# the owner of a journal
+def test_a_host_is_the_nodes_by_machine_id_or_boot_id_and_the_firmwares_id_tells_cloned_machines_apart(
+    machine: str, boot: str, theirs: str, ours: str, answer: bool
+) -> None:
+    now = node(machine_id=machine, boot_id=boot, system_uuid=theirs)
+    assert is_this_host(now, "machine", "boot-1", ours) is answer
+    assert ours or (observed(SURE, driver_pod(), node=now).host is not None) is answer
+    assert not is_this_host(node(machine_id="", boot_id="b"), "", "c", ""), "both are empty"
+    assert not is_this_host(node(machine_id="m", boot_id=""), "n", "", ""), "both are empty"
 
 
 def alive(
@@ -230,25 +185,19 @@ def alive(
         ((), False),
     ],
 )
-def test_another_pods_run_counts_while_that_very_pod_is_there_whatever_its_processes_do(
-    pods: tuple[Pod, ...], answer: bool
-) -> None:
+def test_the_run_of_another_pod_counts_while_that_very_pod_is_there(pods: tuple[Pod, ...], answer: bool) -> None:
     owners = [IN_POD, replace(IN_POD, pid=0), replace(IN_POD, boot_id="boot-0")]
     owns = [None, pod("driver-b", uid="driver-b")]
     states = list(itertools.product(owners, owns, [True, False, None]))
     assert [one for one in states if alive(one[0], *pods, own=one[1], runs=one[2]) is not answer] == []
 
 
-@pytest.mark.parametrize(
-    ("owner", "own"),
-    [(IN_POD, driver_pod()), (PROCESS, None), (PROCESS, driver_pod())],
-    ids=["own", "hand", "hand-pod"],
-)
 @pytest.mark.parametrize("runs", [True, False, None])
-def test_in_our_own_pod_and_by_hand_the_process_decides_and_off_the_node_nobody_can(
-    owner: Owner, own: Pod | None, runs: bool | None
-) -> None:
-    assert alive(owner, driver_pod(), own=own, runs=runs) is runs
+def test_in_our_own_pod_and_by_hand_the_process_decides_and_off_the_node_nobody_can(runs: bool | None) -> None:
+    for owner, own in ((IN_POD, driver_pod()), (PROCESS, None), (PROCESS, driver_pod())):
+        assert alive(owner, driver_pod(), own=own, runs=runs) is runs, (owner, own)
+    of_an_older_manager = Owner("rbln-system/driver-a", "driver-a")
+    assert alive(of_an_older_manager, driver_pod(), own=driver_pod(), runs=True) is False
 
 
 @pytest.mark.parametrize("runs", [True, None])
@@ -257,19 +206,16 @@ def test_a_process_of_an_earlier_boot_is_dead_wherever_we_look_from(runs: bool |
     assert alive(replace(PROCESS, boot_id="boot-0"), runs=runs, now=node(boot_id="")) is runs
 
 
-def test_a_journal_of_our_own_pod_without_a_process_is_an_older_managers_and_resumed() -> None:
-    assert alive(Owner("rbln-system/driver-a", "driver-a"), driver_pod(), own=driver_pod(), runs=True) is False
-
-
-def test_the_nodes_journal_is_part_of_the_observation() -> None:
+def test_the_nodes_journal_is_part_of_the_observation_and_stops_it_if_it_cannot_be_read() -> None:
     now = node(annotations={KEY: encode(journal(owner=IN_POD))})
     found = observed(SURE, driver_pod(), node=now, lives=lambda owner: owner == IN_POD)
-    assert found.journal == journal(owner=IN_POD)
-    assert found.owner_alive is True
+    assert (found.journal, found.owner_alive) == (journal(owner=IN_POD), True)
     assert observed(SURE, driver_pod(), node=now).owner_alive is False
     bare = observed(SURE, driver_pod())
-    assert bare.journal is None
-    assert bare.owner_alive is False
+    assert (bare.journal, bare.owner_alive) == (None, False)
+    for text in ("", "garbage", "null"):
+        with pytest.raises(JournalUnreadable):
+            observed(SURE, driver_pod(), node=node(annotations={KEY: text}))
 
 
 def test_off_the_node_the_process_table_at_hand_is_not_asked() -> None:
@@ -279,19 +225,10 @@ def test_off_the_node_the_process_table_at_hand_is_not_asked() -> None:
         assert observed(GUESSED, node=now, host=there).owner_alive is None
 
 
-@pytest.mark.parametrize("text", ["", "garbage", "null"])
-def test_a_journal_that_cannot_be_read_stops_the_observation(text: str) -> None:
-    with pytest.raises(JournalUnreadable):
-        observed(SURE, driver_pod(), node=node(annotations={KEY: text}))
-
-
 def test_the_host_is_read_with_the_journal_and_the_wanted_digest_in_hand() -> None:
     seen: list[tuple[Journal | None, str]] = []
-
-    def read(found: Journal | None, wanted: str) -> None:
-        seen.append((found, wanted))
-
     now = node(annotations={KEY: encode(journal())})
+    read: Any = lambda *given: seen.append(given)  # noqa: E731  # it reads no host
     observe(now, listed(driver_pod()), PROFILE, SURE, digest="d", read_host=read, process_lives=nobody)
     assert seen == [(journal(), "d")]
 
@@ -299,7 +236,7 @@ def test_the_host_is_read_with_the_journal_and_the_wanted_digest_in_hand() -> No
 @pytest.mark.parametrize(
     ("owner", "pods", "lives"),
     [
-        ("rbln-system/driver-b", (pod("driver-b", DRIVER),), True),
+        ("rbln-system/driver-b", (pod("driver-b", builders.DRIVER),), True),
         ("rbln-system/driver-b", (), False),
         ("elsewhere/driver-b", (), None),
         ("rbln-system-2/driver-b", (), None),
@@ -313,13 +250,13 @@ def test_an_owner_in_a_namespace_that_could_not_be_listed_is_not_taken_for_dead(
         found = PodList(pods, "1", namespace)
         assert is_alive(held, "boot-1", found, None, nobody, PROFILE) is (lives if namespace else bool(pods))
     ours = PodList((pod("vfio-a"),), "1", "other")
-    assert is_alive(Journal(ME, "boot-1"), "boot-1", ours, driver_pod(), None, PROFILE) is False
+    assert is_alive(Journal(builders.ME, "boot-1"), "boot-1", ours, driver_pod(), None, PROFILE) is False
 
 
 # claims and holders of the device
 
 CLAIM = Claim("tenant", "c", PROFILE.device_classes)
-HOLDING, USER = workload("h", resources=(), claims=("c",)), workload("a")
+HOLDING, USER = builders.workload("h", resources=(), claims=("c",)), builders.workload("a")
 IN_USE = host(modules=modules(users=1))
 REFUSED = ApiRefused("no", "Give the right.")
 
@@ -334,7 +271,7 @@ class Look(Place):
 
     def at(self, obs: Observation, policy: Policy | None = None, **profile: Any) -> Observation:
         now = Situation.of(obs, replace(PROFILE, **profile), policy or Policy())
-        return read_holders(now, self.ports).obs
+        return run.read_holders(now, self.ports).obs
 
 
 def test_claims_and_named_holders_are_added_where_the_driver_is_to_be_replaced() -> None:
@@ -343,10 +280,7 @@ def test_claims_and_named_holders_are_added_where_the_driver_is_to_be_replaced()
     assert seen.claims == (CLAIM,)
     assert [(holder.pod, holder.pod_uid) for holder in seen.holders] == [("tenant/h", "h")]
     assert look.killer.calls == ["claims", "holders"]
-
-
-def test_the_holder_in_a_static_pod_is_known_by_its_mirror_pod() -> None:
-    mirror = pod("mirror-pod", is_mirror=True, static_uid="hash")
+    mirror = pod("mirror-pod", is_mirror=True, static_uid="hash")  # of a static pod
     (holder,) = Look("hash").at(observation(pods=(mirror,), host=IN_USE)).holders
     assert (holder.pod, holder.pod_uid) == ("rbln-system/mirror-pod", "mirror-pod")
 
@@ -358,7 +292,7 @@ def test_the_holder_in_a_static_pod_is_known_by_its_mirror_pod() -> None:
         (USER, IN_USE, PROFILE.device_classes, (), ["holders"]),
         (USER, host(), PROFILE.device_classes, (), []),
         (replace(HOLDING, phase="Failed"), host(), PROFILE.device_classes, (), []),
-        (HOLDING, host(digest=NEW_DIGEST, modules=modules(users=1)), PROFILE.device_classes, (), []),
+        (HOLDING, host(digest=builders.NEW_DIGEST, modules=modules(users=1)), PROFILE.device_classes, (), []),
         (HOLDING, host(modules={}), PROFILE.device_classes, (), []),
         (HOLDING, host(), (), (), []),
         (HOLDING, host(), (), ("mine",), ["claims"]),
@@ -367,29 +301,23 @@ def test_the_holder_in_a_static_pod_is_known_by_its_mirror_pod() -> None:
 def test_nothing_is_asked_that_does_not_matter(
     user: Pod, facts: Any, classes: tuple[str, ...], given: tuple[str, ...], asked: list[str]
 ) -> None:
-    look = Look()
-    rules = EvictionRules(device_classes=given)
-    look.at(observation(pods=(user,), host=facts), Policy(eviction=rules), device_classes=classes)
+    look, policy = Look(), Policy(eviction=EvictionRules(device_classes=given))
+    look.at(observation(pods=(user,), host=facts), policy, device_classes=classes)
     assert look.killer.calls == asked
 
 
-def test_holders_that_cannot_be_seen_are_said() -> None:
+def test_claims_that_may_not_be_read_end_the_run_or_are_not_taken_for_none_and_unseen_holders_are_named() -> None:
+    look, obs = Look(), observation(pods=(HOLDING,))
+    look.killer.at("claims", REFUSED, times=3)
+    for rules in (EvictionRules(is_enabled=True), EvictionRules(drains=True)):
+        with pytest.raises(ApiRefused):
+            look.at(obs, Policy(eviction=rules))
+    seen = look.at(obs)
+    assert (seen.claims, seen.has_unread_claims) == ((), True)
     look = Look()
     look.killer.at("holders", ConfigError("/proc shows no process", "Run as root."))
     assert look.at(observation(pods=(HOLDING,), host=IN_USE)).holders == ()
     assert look.reporter.warnings == ["unknown which processes have the device open: /proc shows no process"]
-
-
-@pytest.mark.parametrize("rules", [EvictionRules(is_enabled=True), EvictionRules(drains=True), EvictionRules()])
-def test_claims_that_may_not_be_read_end_the_run_or_are_not_taken_for_none(rules: EvictionRules) -> None:
-    look, obs = Look(), observation(pods=(HOLDING,))
-    look.killer.at("claims", REFUSED)
-    if rules.is_enabled or rules.drains:
-        with pytest.raises(ApiRefused):
-            look.at(obs, Policy(eviction=rules))
-        return
-    seen = look.at(obs, Policy(eviction=rules))
-    assert (seen.claims, seen.has_unread_claims) == ((), True)
 
 
 # a preflight that fails on what another run changes meanwhile: the run observes again
@@ -405,7 +333,7 @@ def take(world: World) -> None:
     world.cluster.edit(annotations={KEY: journals.encode(journal(owner=owner, boot_id=world.host.boot_id))})
 
 
-def run(world: World, meanwhile: Callable[[World], None], *, always: bool = False) -> tuple[Outcome, int]:
+def overtaken(world: World, meanwhile: Callable[[World], object], *, always: bool = False) -> tuple[Outcome, int]:
     """A run whose first look (or each) at the driver root fails, after which `meanwhile` happens; looks taken."""
     looks = 0
 
@@ -426,70 +354,50 @@ def run(world: World, meanwhile: Callable[[World], None], *, always: bool = Fals
 
 def test_a_run_that_was_overtaken_ends_as_the_second_of_two() -> None:
     world = made("replace_by_manager")
-    outcome, looks = run(world, take)
+    outcome, looks = overtaken(world, take)
     assert (outcome.exit_code, looks) == (ExitCode.OWNED_ELSEWHERE, 2)
     assert any(PROBLEM in line and "reading the facts again" in line for line in world.reporter.infos)
-
-
-def test_a_run_that_does_not_get_the_node_leaves_the_baseline_of_the_one_that_has_it() -> None:
     world = made("replace_by_manager")
     path, other = PROFILE.paths.baseline, baselines.Baseline(world.host.boot_id, "of the other run")
     world.host.files[path] = baselines.encode(other)
     world.on("patch", take).ended(ExitCode.OWNED_ELSEWHERE)
-    assert (f"write {path}" in world.killer.effects, world.host.files[path]) == (True, baselines.encode(other))
+    assert f"write {path}" in world.killer.effects
+    assert world.host.files[path] == baselines.encode(other), "the baseline is that of the run that has the node"
 
 
-def test_a_run_that_saw_another_ones_end_goes_on() -> None:
-    world = made("replace_by_manager")
+def test_a_run_that_saw_another_ones_end_goes_on_and_does_not_observe_for_ever() -> None:
+    world, pids = made("replace_by_manager"), itertools.count()
     take(world)
     world.running.clear()
-    outcome, looks = run(world, lambda one: one.cluster.edit(annotations={KEY: None}))
+    outcome, looks = overtaken(world, lambda one: one.cluster.edit(annotations={KEY: None}))
     assert (outcome.exit_code, looks, world.is_released) == (ExitCode.DONE, 2, True)
-
-
-def edit_other_label(world: World) -> None:
-    world.cluster.edit(labels={"somebodys": "own"})
-
-
-def go_away(world: World) -> None:
-    world.on("node", ApiUnavailable("no answer", ""))
-
-
-@pytest.mark.parametrize("meanwhile", [edit_other_label, go_away])
-def test_what_nobody_changes_or_cannot_be_read_again_is_told_at_once(meanwhile: Callable[[World], None]) -> None:
-    outcome, looks = run(made("replace_by_manager"), meanwhile)
-    assert (outcome.exit_code, looks, PROBLEM in outcome.what) == (ExitCode.PREFLIGHT_FAILED, 1, True)
-
-
-def test_it_does_not_observe_for_ever() -> None:
-    pids = itertools.count()
 
     def again_and_again(world: World) -> None:
         world.cluster.edit(annotations={KEY: journals.encode(journal(owner=replace(OTHER, pid=next(pids))))})
 
-    outcome, looks = run(made("replace_by_manager"), again_and_again, always=True)
-    assert looks <= TAKE_ATTEMPTS
+    outcome, looks = overtaken(made("replace_by_manager"), again_and_again, always=True)
+    assert looks <= run.TAKE_ATTEMPTS
     assert outcome.exit_code is not ExitCode.DONE
+
+
+def test_what_no_run_changes_or_cannot_be_read_again_is_said_at_once() -> None:
+    edit, go_away = {"of-others": "own"}, ApiUnavailable("no answer", "")
+    edited, gone = made("replace_by_manager"), made("replace_by_manager")
+    ends = [overtaken(edited, lambda one: one.cluster.edit(edit)), overtaken(gone, lambda one: one.on("node", go_away))]
+    for outcome, looks in ends:
+        assert (outcome.exit_code, looks, PROBLEM in outcome.what) == (ExitCode.PREFLIGHT_FAILED, 1, True)
 
 
 # a first list of pods that is a moment old: what it lacks is waited for all the same
 
 
 @pytest.mark.parametrize("name", TAKING)
-def test_a_run_whose_first_list_shows_no_operand_yet_ends_like_any_other(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_run_whose_first_list_lacks_operands_ends_like_any_other(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     world = made(name)
-    observe, old = world.observe, [PodList((driver_pod(),), "0")]
-
-    def observe_old() -> Observation:
-        obs = observe()
-        return replace(obs, pods=old.pop()) if old else obs
-
-    monkeypatch.setattr(world, "observe", observe_old)  # what an API server's memory may still hold
+    look, old = world.observe, [PodList((driver_pod(),), "0")]  # what an API server's memory may still hold
+    monkeypatch.setattr(world, "observe", lambda: replace(look(), pods=old.pop()) if old else look())
     world.ended()
-    assert world.is_released
-    assert settle_in(world) == undisturbed(name)[1]
+    assert (world.is_released, settle_in(world)) == (True, undisturbed(name)[1])
 
 
 def test_a_pod_that_took_anothers_place_before_the_pause_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,6 +432,9 @@ class Lists:
         return PodList(() if recent and self.lags else (driver_pod(),), "7")
 
 
+NONE: Any = None
+
+
 @pytest.mark.parametrize(
     ("lags", "annotations", "recent", "asked"),
     [
@@ -537,53 +448,22 @@ class Lists:
 def test_the_owner_of_a_journal_is_looked_for_among_the_pods_as_they_are_now(
     lags: bool, annotations: dict[str, str], recent: bool, asked: list[bool]
 ) -> None:
-    none: Any = None
-    cluster, one = Lists(lags=lags), node(annotations=annotations)
-    session = Session(none, none, none, cast(Cluster, cluster), none, one, PROFILE)
-    session._pods(one, Identity("driver-a", True, "rbln-system"), recent=recent)
+    cluster, now = Lists(lags=lags), node(annotations=annotations)
+    session = Session(NONE, NONE, NONE, cast(Cluster, cluster), NONE, now, PROFILE)
+    session._pods(now, Identity("driver-a", True, "rbln-system"), recent=recent)
     assert cluster.asked == asked
 
 
 def test_only_the_first_look_of_a_run_may_be_a_moment_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    none: Any = None
     asked: list[tuple[Node | None, bool]] = []
-    session = Session(none, none, none, none, none, node(), PROFILE)
+    session = Session(NONE, NONE, NONE, NONE, NONE, node(), PROFILE)
 
-    def observe(_: Session, one: Node | None = None, *, recent: bool = False) -> Observation:
+    def noted(_: Session, one: Node | None = None, *, recent: bool = False) -> Observation:
         asked.append((one, recent))
         return observation()
 
-    monkeypatch.setattr(Session, "observe", observe)
+    monkeypatch.setattr(Session, "observe", noted)
     look = Observer(session)
     for _ in range(3):
         look()
     assert asked == [(session.node, True), (None, False), (None, False)]
-
-
-def test_a_recent_list_comes_from_the_servers_memory_and_any_other_does_not() -> None:
-    scripted = Scripted()
-    try:
-        scripted.answer(Answer(body={"metadata": {"resourceVersion": "9"}, "items": []}))
-        scripted.cluster.pods(recent=True)
-        scripted.cluster.pods()
-        assert [one.query.get("resourceVersion") for one in scripted.requests] == [["0"], None]
-    finally:
-        scripted.close()
-
-
-@pytest.mark.parametrize(
-    ("boot_id", "theirs", "ours", "answer"),
-    [
-        ("boot-2", "4C4C4544-0042", "4c4c4544-0042", True),
-        ("boot-2", "4c4c4544-0042", "4c4c4544-0043", False),
-        ("boot-2", "", "4c4c4544-0043", True),
-        ("boot-2", "4c4c4544-0042", "", True),
-        ("boot-1", "4c4c4544-0042", "4c4c4544-0043", True),
-        ("", "4c4c4544-0042", "4c4c4544-0043", False),
-    ],
-)
-def test_of_cloned_machines_with_one_machine_id_the_firmwares_id_tells_which_is_the_node(
-    boot_id: str, theirs: str, ours: str, answer: bool
-) -> None:
-    now = node(machine_id="machine", boot_id=boot_id, system_uuid=theirs)
-    assert is_this_host(now, "machine", "boot-1", ours) is answer
