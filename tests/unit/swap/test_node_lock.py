@@ -14,35 +14,14 @@ from driver_manager.core.node import ATTEMPTS
 from driver_manager.core.swap.node import HURRY_S, NodeLock
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode, NodeMissing, OwnedElsewhere
 from driver_manager.domain.journal import Journal, OldDriver, decode, encode
-from driver_manager.domain.node import FIELD_MANAGER, Node
+from driver_manager.domain.node import FIELD_MANAGER
 from driver_manager.domain.observation import Observation, Policy, Situation
 from driver_manager.domain.pci import Binding, PciFunction
 from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
 from driver_manager.domain.swap import node_patches
 from driver_manager.domain.swap.building import releasing
-from driver_manager.domain.swap.node_patches import (
-    decoded_journal,
-    found_journal,
-    pausable_keys,
-    pause_more,
-    release,
-    take,
-)
-from driver_manager.domain.swap.steps import GiveBack, TakeNode
-from tests.support.fakes.builders import (
-    DRIVER,
-    EXPORTER,
-    LABELS,
-    ME,
-    PAUSED,
-    PLUGIN,
-    PROFILE,
-    SOMEBODY,
-    journal,
-    key,
-    node,
-    observation,
-)
+from tests.support.fakes import builders
+from tests.support.fakes.builders import EXPORTER, LABELS, PAUSED, PLUGIN, PROFILE, journal, key, node, observation
 from tests.support.fakes.world import Place
 
 JOURNAL, CORDON = PROFILE.keys.journal, PROFILE.keys.cordon
@@ -88,30 +67,16 @@ class Scene(Place):
         return self.host.services[SERVICE]
 
 
-def touch(scene: Scene) -> None:
-    scene.cluster.edit({"other": "x"})
-
-
-# after a failure
-
-
-def test_a_taken_node_is_given_back_after_a_failure_with_the_driver_loaded() -> None:
+def test_what_this_run_took_or_an_earlier_one_left_is_given_back_after_a_failure_with_the_driver_loaded() -> None:
     scene = Scene()
     assert scene.settled() == "the node was released"
-    assert scene.is_given_back
-    assert scene.killer.calls == ["modules", "node", "patch"]
-
-
-def test_what_an_earlier_run_left_is_given_back_too() -> None:
+    assert (scene.is_given_back, scene.killer.calls) == (True, ["modules", "node", "patch"])
     scene = Scene()
     scene.lock = scene.lock_of(observation(node=node(annotations={JOURNAL: encode(MINE)}), journal=MINE))
     assert "released" in scene.lock.after_failure()
     assert scene.is_given_back
-
-
-def test_nothing_taken_is_nothing_to_say_and_nothing_to_ask() -> None:
     scene = Scene()
-    assert (scene.lock.after_failure(), scene.killer.calls) == ("", [])
+    assert (scene.lock.after_failure(), scene.killer.calls) == ("", []), "nothing was taken"
 
 
 def test_a_node_whose_old_driver_is_gone_is_held_with_its_journal() -> None:
@@ -120,11 +85,8 @@ def test_a_node_whose_old_driver_is_gone_is_held_with_its_journal() -> None:
     assert "stays paused" in said
     assert "resumes from the journal" in said
     assert scene.is_untouched
-
-
-def test_a_node_that_had_no_driver_is_given_back_without_one() -> None:
     scene = Scene(loaded=False)
-    assert "released" in scene.settled(journal(cordoned=True))
+    assert "released" in scene.settled(journal(cordoned=True)), "it had none"
     assert scene.is_given_back
 
 
@@ -136,86 +98,57 @@ def test_devices_that_a_boot_made_again_are_not_restored_from_the_journal(boot_i
     assert scene.host.pci.at[address].override == override
 
 
-def test_giving_back_after_a_failure_is_not_interrupted_by_sigterm() -> None:
+def test_giving_back_after_a_failure_is_not_interrupted_by_sigterm_after_which_the_last_calls_are_bounded() -> None:
     scene = Scene()
     scene.clock.ask_to_end()
     scene.killer.at("node", scene.clock.check)
     assert "released" in scene.settled()
-
-
-@pytest.mark.parametrize(("hurry", "budgets"), [(True, [HURRY_S]), (False, [])])
-def test_only_after_sigterm_the_last_calls_are_bounded(hurry: bool, budgets: list[float]) -> None:
-    scene = Scene()
-    assert "released" in scene.settled(hurry=hurry)
-    assert scene.cluster.retry_budgets == budgets
+    for hurry, budgets in ((True, [HURRY_S]), (False, [])):
+        scene = Scene()
+        assert "released" in scene.settled(hurry=hurry)
+        assert scene.cluster.retry_budgets == budgets
     assert HURRY_S * 4 < 5.0, "two patches, a read and the event within the shortest grace period"
 
 
-def test_a_deleted_node_is_no_failure_of_giving_back() -> None:
+def test_a_deleted_node_is_no_failure_of_giving_back_and_what_cannot_be_read_is_left_to_the_next_run() -> None:
     scene = Scene()
     scene.cluster.delete_node()
     assert scene.settled(WITH_SERVICE) == "the Node is gone, so there is nothing to release"
-    assert scene.runs
-    assert scene.reporter.warnings == []
-
-
-def test_an_api_server_that_is_away_leaves_it_to_the_next_run() -> None:
+    assert (scene.runs, scene.reporter.warnings) == (True, [])
     scene = Scene()
     scene.killer.at("node", AWAY)
     assert "the next run releases it from the journal" in scene.settled()
     assert scene.reporter.warnings == ["not released: no answer"]
-
-
-def test_a_host_that_cannot_be_read_does_not_hide_the_first_failure() -> None:
     scene = Scene()
     scene.host.modules_error = ConfigError("cannot read /sys/module", "")
     assert "the next run" in scene.settled()
     assert scene.is_untouched, "whether the driver is gone is not known: hold"
 
 
-# whose node it is
-
-
 @pytest.mark.parametrize("conflicts", [1, ATTEMPTS - 1])
-def test_a_conflict_is_met_by_computing_the_patch_anew_and_services_are_started_once(conflicts: int) -> None:
+def test_after_a_conflict_the_patch_is_computed_again_and_services_are_started_once(conflicts: int) -> None:
     scene = Scene()
-    scene.killer.at("patch", partial(touch, scene), times=conflicts)
+    scene.killer.at("patch", lambda: scene.cluster.edit({"other": "x"}), times=conflicts)
     scene.lock.release(WITH_SERVICE)
-    assert scene.node.labels == {**LABELS, "other": "x"}
-    assert scene.killer.calls.count("patch") == conflicts + 1
+    assert (scene.node.labels, scene.killer.calls.count("patch")) == ({**LABELS, "other": "x"}, conflicts + 1)
     assert scene.killer.calls.count(f"start {SERVICE}") == 1
 
 
 def test_a_node_that_keeps_changing_ends_with_api_unavailable() -> None:
     scene = Scene()
     for number in range(ATTEMPTS * 2):
-        scene.killer.at_call(number, partial(touch, scene))
+        scene.killer.at_call(number, lambda: scene.cluster.edit({"other": "x"}))
     with pytest.raises(ApiUnavailable, match=f"{ATTEMPTS} patches conflicted") as caught:
         scene.lock.release(MINE)
     assert "The journal is still on the Node" in caught.value.remedy
 
 
-def test_a_replaced_node_is_left_alone() -> None:
+def test_a_replaced_node_is_left_alone_and_a_deleted_one_has_nothing_to_give_back() -> None:
     scene = Scene()
     scene.cluster.replace_node({PLUGIN: PAUSED})
     scene.lock.release(MINE)
     assert scene.is_untouched
     assert "replaced meanwhile" in scene.reporter.warnings[0]
-
-
-@pytest.mark.parametrize("owner", [ME, SOMEBODY])
-def test_a_node_created_anew_is_given_back_only_if_the_journal_is_our_own(owner: Any) -> None:
-    scene = Scene()
-    carried = encode(replace(WITH_SERVICE, owner=owner))
-    copy = scene.node
-    scene.cluster.current = replace(copy, uid="uid-2", annotations={**copy.annotations, JOURNAL: carried})
-    with contextlib.suppress(OwnedElsewhere):
-        scene.lock.release(WITH_SERVICE)
-    assert (scene.is_given_back, scene.is_untouched, scene.runs) == (owner == ME, owner != ME, owner == ME)
-    assert scene.reporter.warnings == []
-
-
-def test_a_deleted_node_has_nothing_to_give_back() -> None:
     scene = Scene()
     scene.cluster.delete_node()
     with pytest.raises(NodeMissing, match="does not exist") as caught:
@@ -224,35 +157,46 @@ def test_a_deleted_node_has_nothing_to_give_back() -> None:
     assert caught.value.remedy == "No action needed: nothing is left to release."
 
 
+@pytest.mark.parametrize("owner", [builders.ME, builders.SOMEBODY])
+def test_a_node_created_again_is_given_back_only_if_the_journal_is_our_own(owner: Any) -> None:
+    scene = Scene()
+    carried = encode(replace(WITH_SERVICE, owner=owner))
+    copy = scene.node
+    scene.cluster.current = replace(copy, uid="uid-2", annotations={**copy.annotations, JOURNAL: carried})
+    with contextlib.suppress(OwnedElsewhere):
+        scene.lock.release(WITH_SERVICE)
+    is_ours = owner == builders.ME
+    assert (scene.is_given_back, scene.is_untouched, scene.runs) == (is_ours, not is_ours, is_ours)
+    assert scene.reporter.warnings == []
+
+
 def test_a_node_that_another_run_took_over_is_left_to_it() -> None:
-    scene = Scene(encode(journal(owner=SOMEBODY, services=(SERVICE,))))
+    scene = Scene(encode(journal(owner=builders.SOMEBODY, services=(SERVICE,))))
     with pytest.raises(OwnedElsewhere, match="driver-b"):
         scene.lock.release(WITH_SERVICE)
     assert (scene.is_untouched, scene.runs) == (True, False)
 
 
-@pytest.mark.parametrize("owner", ["same-run", "as-observed", "unreadable", "missing"])
-def test_any_other_journal_does_not_stop_the_giving_back(owner: str) -> None:
-    other = encode(Journal(SOMEBODY, "boot-1"))
-    there = {"same-run": encode(journal(labels={})), "as-observed": other, "unreadable": "garbage"}.get(owner)
-    scene = Scene(there, was_there=other if owner == "as-observed" else None)
-    if owner == "missing":
-        scene.cluster.edit(annotations={JOURNAL: None})
+OTHERS = encode(Journal(builders.SOMEBODY, "boot-1"))
+
+
+@pytest.mark.parametrize(
+    ("there", "was_there"),
+    [(encode(journal(labels={})), None), (OTHERS, OTHERS), ("garbage", None), (None, None)],
+    ids=["same-run", "as-observed", "unreadable", "missing"],
+)
+def test_any_other_journal_does_not_stop_the_giving_back(there: str | None, was_there: str | None) -> None:
+    scene = Scene(was_there=was_there)
+    scene.cluster.edit(annotations={JOURNAL: there})
     scene.lock.release(MINE)
     assert scene.is_given_back
 
 
-# host services
-
-
-@pytest.mark.parametrize("loaded", [True, False])
-def test_stopped_services_are_started_on_both_ways_out(loaded: bool) -> None:
-    scene = Scene(loaded=loaded)
-    scene.settled(WITH_SERVICE)
-    assert scene.runs
-
-
-def test_services_are_started_once_when_giving_back_fails_and_is_settled() -> None:
+def test_stopped_services_are_started_on_both_ways_out_once_and_keep_no_run_from_giving_back() -> None:
+    for loaded in (True, False):
+        scene = Scene(loaded=loaded)
+        scene.settled(WITH_SERVICE)
+        assert scene.runs, loaded
     scene = Scene()
     scene.lock.acquired(WITH_SERVICE)
     scene.killer.at("patch", AWAY)
@@ -260,9 +204,6 @@ def test_services_are_started_once_when_giving_back_fails_and_is_settled() -> No
         scene.lock.release(WITH_SERVICE)
     assert "released" in scene.lock.after_failure()
     assert scene.killer.calls.count(f"start {SERVICE}") == 1
-
-
-def test_a_service_that_does_not_start_keeps_nobody_from_the_node() -> None:
     scene = Scene()
     scene.host.broken_services = {SERVICE}
     scene.lock.release(WITH_SERVICE)
@@ -304,8 +245,7 @@ def test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_pat
     """The record of who set it has moved by then; nothing else of the patch is told by its place."""
     scene = taken(found, **fields)
     scene.lock.release(found)
-    assert scene.is_given_back
-    assert scene.killer.calls == calls
+    assert (scene.is_given_back, scene.killer.calls) == (True, calls)
 
 
 def lifted_and_set_again(scene: Scene) -> None:
@@ -317,7 +257,7 @@ CHANGES: dict[str, Callable[[Scene], None]] = {
     "a label": lambda scene: scene.cluster.edit({PLUGIN: "false"}),
     "a label is gone": lambda scene: scene.cluster.edit({PLUGIN: None}),
     "the journal is gone": lambda scene: scene.cluster.edit(annotations={JOURNAL: None}),
-    "another run": lambda scene: scene.cluster.edit(annotations={JOURNAL: encode(journal(owner=SOMEBODY))}),
+    "another run": lambda scene: scene.cluster.edit(annotations={JOURNAL: encode(journal(owner=builders.SOMEBODY))}),
     "the mark is gone": lambda scene: scene.cluster.edit(annotations={CORDON: None}),
     "uncordoned": lambda scene: scene.cluster.edit(cordon=False),
     "uncordoned and cordoned": lifted_and_set_again,
@@ -343,14 +283,11 @@ def test_what_changed_since_the_node_was_taken_is_met_with_a_look(change: str, a
     assert ends[0] == ends[1], "as a run does that looks first"
 
 
-def test_a_node_that_was_made_again_is_met_with_a_look_where_no_cordon_tells() -> None:
+def test_a_node_made_again_is_met_with_a_look_where_no_cordon_tells_and_other_changes_are_no_reason_for_one() -> None:
     scene = taken(NOT_CORDONED)
     scene.cluster.recreate_node()
     scene.lock.release(NOT_CORDONED)
     assert "node" in scene.killer.calls
-
-
-def test_what_nobody_asked_about_is_no_reason_to_look() -> None:
     scene = taken()
     scene.cluster.edit({"other": "x"}, annotations={"theirs": "kept"})
     scene.lock.release(ALL_LABELS)
@@ -364,70 +301,37 @@ def test_an_answer_that_is_lost_is_met_with_a_look_and_nothing_is_done_twice() -
         scene.lock.release(ALL_LABELS)
     assert scene.is_given_back
     scene.lock.release(ALL_LABELS)
-    assert scene.is_given_back
-    assert scene.killer.calls == ["patch", "patch", "node"]
-
-
-def test_an_unchanged_node_is_not_patched() -> None:
-    scene = Scene()
+    assert (scene.is_given_back, scene.killer.calls) == (True, ["patch", "patch", "node"])
+    scene = Scene()  # nothing is left to change
     scene.cluster.edit({PLUGIN: "true", EXPORTER: "true"}, cordon=False, annotations={JOURNAL: None, CORDON: None})
     scene.lock.release(MINE)
     assert scene.is_untouched
 
 
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (journal(cordoned=True), "release the node: restore 2 label(s), lift the run's cordon, remove the journal"),
-        (journal(labels={}, services=("rbln_daemon",)), "release the node: start rbln_daemon, remove the journal"),
-        (journal(labels={}), "release the node: remove the journal"),
-    ],
-)
-def test_a_release_names_what_there_is_to_undo_and_no_count_of_zero(found: Journal, said: str) -> None:
-    assert GiveBack(found).describe() == said
+def test_a_cordon_of_the_rebooter_or_a_person_is_not_ours_and_without_a_pause_there_is_nothing_to_give_back() -> None:
+    rebooters = node(unschedulable=True, annotations={CORDON: CORDON_FOR_REBOOT})
+    marked = [node(unschedulable=True, annotations={CORDON: "true"}, cordon_manager=by) for by in node_patches.BY_HAND]
+    for now in (rebooters, *marked, node(), node(unschedulable=True), node(annotations={CORDON: "true"})):
+        assert node_patches.decoded_journal(now, PROFILE, builders.ME) is None, now
+        assert releasing(Situation.of(observation(node=now), PROFILE, Policy())) == (), now
+    paused = node_patches.decoded_journal(replace(rebooters, labels=PAUSED_LABELS), PROFILE, builders.ME)
+    assert paused == journal(boot_id=""), "what is ours is given back all the same"
 
 
-# the patches
-
-
-def take_with(**fields: object) -> TakeNode:
-    now = Situation.of(observation(**fields), PROFILE, Policy())
-    (step,) = take(now, frozenset({PLUGIN, EXPORTER}), cordon=True)
-    return step
+def test_the_nodes_own_journal_goes_before_what_the_labels_tell() -> None:
+    known = journal(labels={PLUGIN: "gold"})
+    assert node_patches.found_journal(observation(node=node(PAUSED_LABELS), journal=known), PROFILE) == known
 
 
 def test_the_drivers_own_label_and_foreign_labels_are_never_pausable() -> None:
     labels = {**LABELS, key("off"): "false", key("empty"): "", key("gold"): "gold"}
     by_hand = observation(node=node(labels), own_pod=None)  # a run's own pod would spare the label as well
-    assert pausable_keys(by_hand, PROFILE) == {PLUGIN, EXPORTER, key("gold")}
-    assert pausable_keys(observation(node=node({DRIVER: "true"}), own_pod=None), PROFILE) == frozenset()
-
-
-def test_the_rebooters_cordon_is_not_taken_for_ours_and_stays() -> None:
-    now = node(unschedulable=True, annotations={CORDON: CORDON_FOR_REBOOT})
-    assert decoded_journal(now, PROFILE, ME) is None
-    step = take_with(node=now)
-    assert not step.journal.cordoned
-    assert step.change.unschedulable is None
-    assert CORDON not in step.change.annotations
-    paused = replace(now, labels=PAUSED_LABELS)
-    for found in (decoded_journal(paused, PROFILE, ME), journal(cordoned=True)):
-        assert found is not None
-        change = release(paused, found, PROFILE)
-        assert change.labels.keys() == {PLUGIN, EXPORTER}, "what is ours is given back all the same"
-        assert change.unschedulable is None
-        assert CORDON not in change.annotations
-
-
-@pytest.mark.parametrize("by", sorted(node_patches.BY_HAND))
-def test_a_cordon_that_a_person_set_is_not_adopted_whatever_the_mark_says(by: str) -> None:
-    marked = node(unschedulable=True, annotations={CORDON: "true"}, cordon_manager=by)
-    assert not take_with(node=marked).journal.cordoned
-    assert decoded_journal(marked, PROFILE, SOMEBODY) is None
+    assert node_patches.pausable_keys(by_hand, PROFILE) == {PLUGIN, EXPORTER, key("gold")}
+    alone = observation(node=node({builders.DRIVER: "true"}), own_pod=None)
+    assert node_patches.pausable_keys(alone, PROFILE) == frozenset()
 
 
 LAST = key("dra-kubelet-plugin")
-HELD = journal(labels={PLUGIN: "true"})
 
 
 @pytest.mark.parametrize(
@@ -448,8 +352,8 @@ def test_what_leaves_last_is_paused_and_journaled_in_one_patch(
     value: str | None, known: dict[str, str], paused: str | None, original: str | None
 ) -> None:
     labels = {**LABELS, PLUGIN: PAUSED, **({} if value is None else {LAST: value})}
-    held = replace(HELD, labels={**HELD.labels, **known})
-    longer, change = pause_more(node(labels), held, PROFILE, {LAST})
+    held = journal(labels={PLUGIN: "true", **known})
+    longer, change = node_patches.pause_more(node(labels), held, PROFILE, {LAST})
     assert change.unschedulable is None
     assert longer == replace(held, labels={PLUGIN: "true", **({LAST: original} if original else known)})
     assert dict(change.labels) == ({LAST: paused} if paused else {})
@@ -457,16 +361,5 @@ def test_what_leaves_last_is_paused_and_journaled_in_one_patch(
     assert journals == ({JOURNAL: longer} if paused else {})
     now = node({**labels, **({LAST: paused} if paused else {})}, annotations={JOURNAL: "…"})
     back = {PLUGIN: "true", **({LAST: original} if original else {})}
-    assert dict(release(now, longer, PROFILE).labels) == back
-    assert pause_more(now, longer, PROFILE, {LAST})[1].is_empty, "the second time changes nothing"
-
-
-@pytest.mark.parametrize("now", [node(), node(unschedulable=True), node(annotations={CORDON: "true"})])
-def test_a_node_that_nobody_paused_has_nothing_to_give_back(now: Node) -> None:
-    assert decoded_journal(now, PROFILE, ME) is None
-    assert releasing(Situation.of(observation(node=now), PROFILE, Policy())) == ()
-
-
-def test_the_nodes_own_journal_goes_before_what_the_labels_tell() -> None:
-    known = journal(labels={PLUGIN: "gold"})
-    assert found_journal(observation(node=node(PAUSED_LABELS), journal=known), PROFILE) == known
+    assert dict(node_patches.release(now, longer, PROFILE).labels) == back
+    assert node_patches.pause_more(now, longer, PROFILE, {LAST})[1].is_empty, "the second time changes nothing"
