@@ -19,24 +19,15 @@ from driver_manager.domain.host import Holder
 from driver_manager.domain.node import Node, Pod
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.swap.steps import UnloadModules
+from tests.support.fakes import scenarios
 from tests.support.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, pod, workload
 from tests.support.fakes.cluster import Tenant
-from tests.support.fakes.scenarios import (
-    DRA_PLUGIN,
-    LABELS,
-    REQUESTED,
-    replace_after_completion,
-    replace_by_manager,
-    replace_managed_by_operator,
-    replace_with_claims,
-    replace_with_safe_load,
-    replace_with_workloads,
-)
+from tests.support.fakes.scenarios import DRA_PLUGIN, LABELS, REQUESTED
 from tests.support.fakes.world import World
 
 MANAGED, SAFE_LOAD, SKIP = PROFILE.keys.upgrade_enabled, PROFILE.keys.safe_load, PROFILE.keys.skip
 UPGRADE_STATE = PROFILE.keys.upgrade_state
-REMAIN = ExitCode.PODS_REMAIN
+REMAIN, BUSY = ExitCode.PODS_REMAIN, ExitCode.DRIVER_BUSY
 NEVER, IDLE = Tenant(blocked_until=float("inf")), Tenant(uses_device=False)
 WEB, HELD, SPY = workload("web", resources=()), workload("held"), workload("spy", resources=())
 SPIES = (Holder(7, "spy", "/dev/rbln0", "open", pod_uid="spy"),)
@@ -55,7 +46,7 @@ def add_late(world: World) -> None:
     world.cluster.add_tenant(workload("late"), IDLE)
 
 
-# a run that ends in failure
+Tenants = tuple[tuple[Pod, Tenant], ...]
 
 
 @dataclass(frozen=True)
@@ -66,10 +57,10 @@ class Refused:
     """
 
     said: tuple[str, ...]
-    tenants: tuple[tuple[Pod, Tenant], ...] = ()
+    tenants: Tenants = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
     remedy: str = ""
-    scenario: Callable[[], World] = replace_with_workloads
+    scenario: Callable[[], World] = scenarios.replace_with_workloads
     code: ExitCode = REMAIN
     disturbs: bool = False
     at: Mapping[str, Callable[[World], object]] = field(default_factory=dict)
@@ -88,15 +79,15 @@ REFUSED = {
     "a bare pod": Refused(("tenant/bare",), (), ALLOWS, "--npu-pod-eviction-force"),
     "no consent": Refused((), (), NO_CONSENT, "--enable-npu-pod-eviction"),
     "an unasked holder": Refused((SPY_SAID,), A_SPY, SPY_HOLDS, "--evict-holders"),
-    "a holder where none would be evicted": Refused(
-        ("in pod tenant/spy",), A_SPY, SPY_HOLDS, "", replace_by_manager, ExitCode.DRIVER_BUSY
+    "a holder where none is evicted": Refused(
+        ("in pod tenant/spy",), A_SPY, SPY_HOLDS, "", scenarios.replace_by_manager, BUSY
     ),
     "a drain of its own time": Refused(
         ("within 30 s",), IN_A_BUDGET, {"eviction": replace(DRAINS, drain_timeout_s=30.0)}, disturbs=True
     ),
     "not matched by the drain": Refused(("tenant/held",), IN_A_BUDGET, {"eviction": ONLY_WEB}, disturbs=True),
-    "one that comes late": Refused(
-        ("tenant/late",), scenario=replace_by_manager, at={"patch": add_late}, disturbs=True
+    "a late one": Refused(
+        ("tenant/late",), scenario=scenarios.replace_by_manager, at={"patch": add_late}, disturbs=True
     ),
     "a pod slow to end": Refused(("finalizer",), A_SLOW_ONE, {"drains": True}, disturbs=True),
 }
@@ -117,13 +108,10 @@ def test_who_may_not_be_evicted_is_named_and_the_node_is_as_it_was(row: Refused)
 
 @pytest.mark.parametrize("timeout_s", [0.0, 1e9])
 def test_no_drain_is_longer_than_the_runs_deadline(timeout_s: float) -> None:
-    world = replace_with_workloads().given(eviction=DRAINS, drain_timeout_s=timeout_s, deadline_s=1_000.0)
+    world = scenarios.replace_with_workloads().given(eviction=DRAINS, drain_timeout_s=timeout_s, deadline_s=1_000.0)
     world.cluster.add_tenant(HELD, NEVER)
     world.ended(REMAIN)
     assert 990.0 < world.clock.now - 1_000.0 < 1_020.0
-
-
-# a run that ends well
 
 
 @pytest.mark.parametrize(
@@ -132,31 +120,23 @@ def test_no_drain_is_longer_than_the_runs_deadline(timeout_s: float) -> None:
         ({}, (), ()),
         ({"eviction": replace(DRAINS, deletes_empty_dirs=True)}, ((WEB, IDLE),), ("web",)),
         ({"eviction": replace(FORCES, drains=True)}, ((WEB, IDLE),), ()),
-        ({"evicts_holders": True, "known_holders": SPIES}, ((SPY, Tenant()),), ("spy",)),
+        ({"evicts_holders": True, "known_holders": SPIES}, A_SPY, ("spy",)),
         ({}, ((workload("picky", selector_keys=frozenset({PLUGIN})), Tenant()),), ("picky",)),
     ],
     ids=["workloads", "a drain where evicting is refused", "no drain where evicting works", "a holder", "placed"],
 )
-def test_pods_are_evicted_as_the_rules_say(
-    changes: dict[str, Any], tenants: tuple[tuple[Pod, Tenant], ...], evicted: tuple[str, ...]
-) -> None:
-    world = replace_with_workloads().given(**changes)
+def test_pods_are_evicted_as_the_rules_say(changes: dict[str, Any], tenants: Tenants, evicted: tuple[str, ...]) -> None:
+    world, seen = scenarios.replace_with_workloads().given(**changes), list[tuple[bool, set[str]]]()
     for one, tenant in tenants:
         world.cluster.add_tenant(one, tenant)
-    world.ended()
+    world.on("evict", lambda one: seen.append((one.node.unschedulable, set(one.cluster.listed)))).ended()
     assert sorted(world.cluster.evicted) == sorted(f"tenant/{name}" for name in ("bare", "job", "served", *evicted))
+    assert tenants or seen == [(True, {"driver-a", "job", "served", "bare"})], "cordoned, and the operands have left"
     assert_untouched(world, driver="2.0")
 
 
-def test_workloads_are_evicted_after_the_operands_left_and_the_node_is_cordoned_meanwhile() -> None:
-    world, seen = replace_with_workloads(), list[tuple[bool, set[str]]]()
-    world.on("evict", lambda one: seen.append((one.node.unschedulable, set(one.cluster.listed))))
-    world.ended()
-    assert seen == [(True, {"driver-a", "job", "served", "bare"})]
-
-
 def test_a_drain_takes_over_where_evicting_failed_and_not_before() -> None:
-    world = replace_with_workloads().given(eviction=replace(FORCES, drains=True, timeout_s=60.0))
+    world = scenarios.replace_with_workloads().given(eviction=replace(FORCES, drains=True, timeout_s=60.0))
     world.cluster.add_tenant(HELD, Tenant(blocked_until=world.clock.now + 200.0))
     world.cluster.add_tenant(WEB, IDLE)
     world.ended()
@@ -164,31 +144,25 @@ def test_a_drain_takes_over_where_evicting_failed_and_not_before() -> None:
     assert any("draining the node" in text for text in world.reporter.warnings)
 
 
-def test_our_own_debug_pod_is_never_evicted() -> None:
-    world = replace_with_workloads().given(pod="", eviction=DRAINS, enclosing_uid="debugger")
+def test_our_own_debug_pod_is_never_evicted_and_evictions_are_rehearsed_once_a_run() -> None:
+    world = scenarios.replace_with_workloads().given(pod="", eviction=DRAINS, enclosing_uid="debugger")
     world.cluster.add_tenant(workload("debugger", owner_kind="", resources=()), IDLE)
     world.ended()
     assert "debugger" in world.cluster.listed
-
-
-def test_evictions_are_rehearsed_once_a_run() -> None:
-    world = replace_after_completion()
+    world = scenarios.replace_after_completion()
     world.ended()
     assert len(world.calls("rehearse")) == 3
 
 
-@pytest.mark.parametrize("when", ["rehearse", "patch"])
-def test_a_pod_that_comes_before_the_cordon_is_evicted_too(when: str) -> None:
-    world = replace_with_workloads().on(when, add_late)
-    for name in ("job", "served", "bare") if when == "patch" else ():
-        world.cluster.remove_pod(name)
-    world.ended()
-    assert "tenant/late" in world.cluster.evicted
-    assert_untouched(world, driver="2.0")
-
-
-def test_a_pod_that_comes_before_the_cordon_is_found_without_operands_too() -> None:
-    world = replace_by_manager().given(**ALLOWS)
+def test_a_pod_that_comes_before_the_cordon_is_evicted_too_also_if_it_is_alone_or_without_operands() -> None:
+    for when, gone in (("rehearse", []), ("patch", ["job", "served", "bare"])):
+        world = scenarios.replace_with_workloads().on(when, add_late)
+        for name in gone:
+            world.cluster.remove_pod(name)
+        world.ended()
+        assert "tenant/late" in world.cluster.evicted
+        assert_untouched(world, driver="2.0")
+    world = scenarios.replace_by_manager().given(**ALLOWS)
     world.cluster.edit(dict.fromkeys((key for key in LABELS if "npu.deploy" in key), None))
     while any(uid in world.cluster.owner_of for uid in world.cluster.listed):
         assert world.clock.to_next(world.clock.now + 60.0)
@@ -196,28 +170,23 @@ def test_a_pod_that_comes_before_the_cordon_is_found_without_operands_too() -> N
     assert world.cluster.evicted == ["tenant/late"]
 
 
-def test_a_node_made_again_from_a_copy_is_uncordoned_all_the_same() -> None:
-    world = replace_with_workloads().on("evict", lambda one: one.cluster.recreate_node())
+def test_a_node_made_again_from_a_copy_is_uncordoned_and_one_that_an_administrator_cordons_again_is_not() -> None:
+    world = scenarios.replace_with_workloads().on("evict", lambda one: one.cluster.recreate_node())
     world.ended()
     assert_untouched(world, driver="2.0")
 
-
-def test_a_cordon_that_an_administrator_sets_anew_during_ours_is_his() -> None:
-    def anew(world: World) -> None:
+    def again(world: World) -> None:
         world.cluster.edit(cordon=False)
         world.cluster.edit(cordon=True)
 
-    world = replace_with_workloads().on("evict", anew)
+    world = scenarios.replace_with_workloads().on("evict", again)
     world.ended()
     state = world.state()
     assert (state.unschedulable, state.annotations, state.labels) == (True, {}, LABELS)
 
 
-# claims
-
-
 def test_the_dra_plugin_leaves_only_after_the_last_claim_holder_and_the_journal_holds_all_originals() -> None:
-    world, at = replace_with_claims(), list[tuple[str, bool, dict[str, str]]]()
+    world, at = scenarios.replace_with_claims(), list[tuple[str, bool, dict[str, str]]]()
 
     def watch(node: Node) -> None:
         if node.labels.get(DRA_PLUGIN) == PAUSED:
@@ -232,31 +201,25 @@ def test_the_dra_plugin_leaves_only_after_the_last_claim_holder_and_the_journal_
     assert_untouched(world, driver="2.0")
 
 
-def test_the_dra_plugin_stays_where_a_claim_holder_never_leaves() -> None:
-    world = replace_with_claims()
+def test_the_dra_plugin_stays_where_a_claim_holder_never_leaves_and_keeps_an_edited_label() -> None:
+    world = scenarios.replace_with_claims()
     world.cluster.tenants["dra"] = NEVER
     world.ended(REMAIN, "tenant/dra (holds claim claim): its disruption budget allows none")
     assert [change for change in world.cluster.patches if DRA_PLUGIN in change.labels] == []
     assert_untouched(world)
-
-
-def test_a_label_of_the_plugin_edited_before_its_turn_is_kept() -> None:
-    world = replace_with_claims().on("evict", lambda one: one.cluster.edit({DRA_PLUGIN: "custom"}))
+    world = scenarios.replace_with_claims().on("evict", lambda one: one.cluster.edit({DRA_PLUGIN: "custom"}))
     world.ended()
     assert world.state().labels == {**LABELS, DRA_PLUGIN: "custom"}
 
 
 def test_rights_and_claims_do_not_stop_a_run_that_evicts_nobody() -> None:
-    world = replace_with_claims().given(**NO_CONSENT)
+    world = scenarios.replace_with_claims().given(**NO_CONSENT)
     for name in ("job", "served", "bare"):
         world.cluster.remove_pod(name)
     world.cluster.tenants["dra"] = IDLE
     world.on("claims", ApiRefused("the API server refused to list resourceclaims (403)", "Give it.")).ended()
     assert any("resourceclaims may not be listed" in text for text in world.reporter.warnings)
     assert "dra" in world.cluster.listed
-
-
-# completion
 
 
 @pytest.mark.parametrize(
@@ -267,47 +230,37 @@ def test_rights_and_claims_do_not_stop_a_run_that_evicts_nobody() -> None:
         ({"completion": selectors.parse("")}, True, ""),
     ],
 )
-def test_pods_that_complete_within_their_time_are_not_evicted(
-    changes: dict[str, Any], is_evicted: bool, warning: str
-) -> None:
-    world = replace_after_completion().given(**changes)
+def test_pods_that_complete_in_time_are_not_evicted(changes: dict[str, Any], is_evicted: bool, warning: str) -> None:
+    world, seen = scenarios.replace_after_completion().given(**changes), list[tuple[bool, dict[str, str]]]()
+    world.clock.after(20.0, lambda: seen.append((world.node.unschedulable, dict(world.state().labels))))
     world.ended()
+    assert changes or seen == [(True, LABELS)], "while pods complete the node is cordoned and its operands stay"
     assert ("tenant/ending" in world.cluster.evicted) is is_evicted
     assert not warning or any(warning in text for text in world.reporter.warnings)
     assert_untouched(world, driver="2.0")
 
 
-def test_while_pods_complete_the_node_is_cordoned_and_its_operands_stay() -> None:
-    world, seen = replace_after_completion(), list[tuple[bool, dict[str, str]]]()
-    world.clock.after(20.0, lambda: seen.append((world.node.unschedulable, dict(world.state().labels))))
-    world.ended()
-    assert seen == [(True, LABELS)]
-
-
-def test_an_api_server_that_goes_away_after_the_completion_wait_leaves_a_node_that_is_given_back() -> None:
-    world = replace_after_completion().given(deadline_s=1_800.0)
+def test_a_node_that_cannot_be_read_or_keeps_changing_after_the_completion_wait_is_given_back() -> None:
+    world = scenarios.replace_after_completion().given(deadline_s=1_800.0)
     world.clock.after(39.0, lambda: world.on("node", ApiUnavailable("no answer", "Look at the API server.")))
     world.ended(ExitCode.API_UNAVAILABLE)
     assert_untouched(world)
-
-
-def test_a_node_that_keeps_changing_after_the_completion_wait_is_given_back() -> None:
-    world, touches = replace_after_completion(), iter(range(10))
+    changing, touches = scenarios.replace_after_completion(), iter(range(10))
 
     def touch() -> None:
-        if world.clock.now >= 1_040.0 and next(touches, None) is not None:
-            world.cluster.edit(annotations={"touched": "yes"})
+        if changing.clock.now >= 1_040.0 and next(touches, None) is not None:
+            changing.cluster.edit(annotations={"touched": "yes"})
 
-    world.killer.at("host", touch, after=True, times=30)
-    world.ended(ExitCode.API_UNAVAILABLE, "released")
-    assert_untouched(world, keep={"touched": "yes"})
+    changing.killer.at("host", touch, after=True, times=30)
+    changing.ended(ExitCode.API_UNAVAILABLE, "released")
+    assert_untouched(changing, keep={"touched": "yes"})
 
 
 # an operator
 
 
 def test_a_managed_node_is_left_to_its_operator() -> None:
-    world = replace_managed_by_operator()
+    world = scenarios.replace_managed_by_operator()
     world.ended()
     assert world.cluster.evicted == []
     assert "job" not in world.cluster.listed
@@ -319,7 +272,7 @@ def test_a_managed_node_is_left_to_its_operator() -> None:
 
 
 def test_an_operator_that_does_not_react_is_waited_for_a_while_only_and_not_asked_twice() -> None:
-    world = replace_managed_by_operator().given(operator=None)
+    world = scenarios.replace_managed_by_operator().given(operator=None)
     world.ended(REMAIN, f"did not react to {REQUESTED}", "tenant/job")
     assert world.clock.now - 1_000.0 == world.policy.operator_timeout_s
     assert_untouched(world, keep={MANAGED: "true", REQUESTED: "true"})
@@ -329,34 +282,28 @@ def test_an_operator_that_does_not_react_is_waited_for_a_while_only_and_not_aske
     assert (world.cluster.posted, world.calls("patch")) == ([], [])
 
 
-def test_an_operator_at_work_does_not_have_to_begin_anew() -> None:
-    world = replace_managed_by_operator().given(operator=None)
+def test_an_operator_is_not_asked_while_it_works_or_once_the_pods_have_left_and_is_named_if_it_moves_none() -> None:
+    world = scenarios.replace_managed_by_operator().given(operator=None)
     world.cluster.edit({UPGRADE_STATE: "pod-deletion-required"})
     world.clock.after(30.0, lambda: world.cluster.stop(world.cluster.listed["job"], 1.0))
     world.ended()
-
-
-def test_an_operator_that_moves_no_pod_is_named_with_the_pods() -> None:
-    world = replace_managed_by_operator().given(operator=None)
-    world.clock.after(5.0, lambda: world.cluster.edit({UPGRADE_STATE: "cordon-required"}))
-    world.ended(REMAIN, "tenant/job")
-    assert world.state().modules["rebellions"] == "1.0"
-
-
-def test_where_the_pods_leave_by_themselves_the_operator_is_told_that_nothing_is_wanted_any_more() -> None:
-    world = replace_managed_by_operator().given(operator=None)
-    world.clock.after(5.0, lambda: world.cluster.remove_pod("job"))
-    world.ended()
-    assert world.clock.now - 1_000.0 < 60.0
-    assert world.state().annotations == {MANAGED: "true"}
+    idle = scenarios.replace_managed_by_operator().given(operator=None)
+    idle.clock.after(5.0, lambda: idle.cluster.edit({UPGRADE_STATE: "cordon-required"}))
+    idle.ended(REMAIN, "tenant/job")
+    assert idle.state().modules["rebellions"] == "1.0"
+    alone = scenarios.replace_managed_by_operator().given(operator=None)
+    alone.clock.after(5.0, lambda: alone.cluster.remove_pod("job"))
+    alone.ended()
+    assert alone.clock.now - 1_000.0 < 60.0
+    assert alone.state().annotations == {MANAGED: "true"}
 
 
 def test_a_run_killed_while_the_operator_is_asked_asks_no_second_time_and_ends_well() -> None:
-    world = replace_managed_by_operator()
+    world = scenarios.replace_managed_by_operator()
     world.ended()
     for effect in range(len(world.killer.effects)):
         for after in (False, True):
-            world = replace_managed_by_operator().killed(effect, after=after)
+            world = scenarios.replace_managed_by_operator().killed(effect, after=after)
             world.finish()
             assert {key: value for key, value in world.state().labels.items() if key in LABELS} == LABELS
             assert world.state().modules["rebellions"] == "2.0"
@@ -364,7 +311,7 @@ def test_a_run_killed_while_the_operator_is_asked_asks_no_second_time_and_ends_w
 
 
 def test_the_safe_load_is_asked_for_with_our_pods_name_before_anything_is_taken() -> None:
-    world, asked = replace_with_safe_load(), list[tuple[str, bool]]()
+    world, asked = scenarios.replace_with_safe_load(), list[tuple[str, bool]]()
     answer = world.cluster.operator
     assert answer is not None
 
@@ -378,49 +325,41 @@ def test_the_safe_load_is_asked_for_with_our_pods_name_before_anything_is_taken(
     assert_untouched(world, driver="2.0")
 
 
-@pytest.mark.parametrize("sigterm", [False, True])
-def test_a_safe_load_that_is_not_granted_is_withdrawn(sigterm: bool) -> None:
-    world = replace_with_safe_load().given(operator=None)
-    if sigterm:
-        world.clock.after(10.0, world.clock.ask_to_end)
-    world.ended(ExitCode.STANDING_DOWN if sigterm else REMAIN)
+def not_granted() -> World:
+    return scenarios.replace_with_safe_load().given(operator=None)
+
+
+def test_a_safe_load_that_is_not_granted_is_withdrawn_also_if_the_node_changes_meanwhile() -> None:
+    world = not_granted()
+    world.ended(REMAIN)
     assert_untouched(world)
-
-
-def test_somebody_elses_wait_for_a_safe_load_is_not_withdrawn() -> None:
-    world = replace_with_safe_load().given(operator=None)
-    world.cluster.add_pod(replace(driver_pod(), name="another-pod", uid="another-pod"))
-    world.clock.after(10.0, lambda: world.cluster.edit(annotations={SAFE_LOAD: "another-pod"}))
-    world.ended()
-    assert world.state().annotations == {SAFE_LOAD: "another-pod"}
-
-
-def test_a_withdrawal_is_tried_again_when_the_node_changes_meanwhile() -> None:
-    world = replace_with_safe_load().given(operator=None)
-    world.on("node", *[lambda one: one.cluster.edit(annotations={"touched": "yes"})] * 3, after=True)
+    world = not_granted()
+    world.clock.after(10.0, world.clock.ask_to_end)
+    world.ended(ExitCode.STANDING_DOWN)
+    assert_untouched(world)
+    world = not_granted().on("node", *[lambda one: one.cluster.edit(annotations={"touched": "yes"})] * 3, after=True)
     world.ended(REMAIN)
     assert SAFE_LOAD not in world.state().annotations
 
 
-def test_what_a_killed_run_asked_for_is_withdrawn_by_one_that_does_not_ask() -> None:
-    world = replace_with_safe_load().killed(0)
-    assert world.state().annotations == {SAFE_LOAD: "driver-a"}
-    world.given(safe_load=False).ended()
-    assert_untouched(world, driver="2.0")
+def test_the_wait_of_another_pod_is_not_withdrawn_and_that_of_a_killed_run_is_by_one_that_does_not_ask() -> None:
+    world = not_granted()
+    world.cluster.add_pod(replace(driver_pod(), name="another-pod", uid="another-pod"))
+    world.clock.after(10.0, lambda: world.cluster.edit(annotations={SAFE_LOAD: "another-pod"}))
+    world.ended()
+    assert world.state().annotations == {SAFE_LOAD: "another-pod"}
+    killed = scenarios.replace_with_safe_load().killed(0)
+    assert killed.state().annotations == {SAFE_LOAD: "driver-a"}
+    killed.given(safe_load=False).ended()
+    assert_untouched(killed, driver="2.0")
 
 
-# a node labelled to be skipped
-
-
-def test_by_hand_a_node_labelled_to_be_skipped_is_left_alone() -> None:
-    world = replace_by_manager().given(pod="")
+def test_by_hand_a_node_labelled_to_be_skipped_is_left_alone_or_given_back_if_a_dead_run_paused_it() -> None:
+    world = scenarios.replace_by_manager().given(pod="")
     world.cluster.edit({SKIP: "true"})
     world.ended(ExitCode.STANDING_DOWN, remedy="--ignore-skip")
     assert world.killer.effects == []
-
-
-def test_a_skipped_node_that_a_dead_run_left_paused_is_given_back_by_hand() -> None:
-    world = replace_by_manager().killed(0).given(pod="")
+    world = scenarios.replace_by_manager().killed(0).given(pod="")
     world.cluster.remove_pod("driver-a")
     world.cluster.edit({SKIP: "true"})
     world.ended(ExitCode.STANDING_DOWN)
@@ -436,7 +375,7 @@ RESTART = "RESTART_CLIENTS=true (--restart-clients)"
 def clients(*back_s: float, consents: bool = True) -> World:
     """A world with a client that holds the device; each that follows it opens the device `back_s` seconds later."""
     rules = {"clients": selectors.parse("app=exporter"), "restarts_clients": consents}
-    world, left_s = replace_with_workloads().given(**rules), list(back_s)
+    world, left_s = scenarios.replace_with_workloads().given(**rules), list(back_s)
 
     def arrive(name: str) -> None:
         world.cluster.add_tenant(pod(name, namespace="monitoring", labels={"app": "exporter"}), Tenant(stop_s=STOP_S))
@@ -469,25 +408,20 @@ def clients_evicted(world: World) -> list[str]:
 def test_the_client_is_evicted_last_and_the_driver_is_swapped_in_the_gap() -> None:
     world = clients(3.0)
     world.ended()
-    assert world.cluster.evicted[-1] == CLIENT
-    assert clients_evicted(world) == [CLIENT]
+    assert (world.cluster.evicted[-1], clients_evicted(world)) == (CLIENT, [CLIENT])
     said = f"client {CLIENT} (DaemonSet) was restarted: it held the driver that is being replaced"
-    assert [one for one in world.cluster.posted if one[0] == "DriverClientRestarted"] == [
-        ("DriverClientRestarted", said, False)
-    ]
+    posted = [one for one in world.cluster.posted if one[0] == "DriverClientRestarted"]
+    assert posted == [("DriverClientRestarted", said, False)]
     assert_untouched(world, driver="2.0")
 
 
-def test_a_successor_that_is_faster_is_evicted_too() -> None:
+def test_a_successor_that_is_faster_is_evicted_too_and_one_that_is_always_faster_keeps_its_driver() -> None:
     world = clients(0.0, 3.0)
     world.ended()
     assert clients_evicted(world) == [CLIENT, CLIENT + "+"]
-
-
-def test_one_that_is_always_faster_keeps_its_driver() -> None:
     world = clients(*[0.0] * 10)
     said = f"opened the device again before the driver could be unloaded, {ATTEMPTS} times"
-    world.ended(ExitCode.DRIVER_BUSY, said)
+    world.ended(BUSY, said)
     assert len(clients_evicted(world)) == ATTEMPTS
     assert_untouched(world)
 
@@ -497,7 +431,7 @@ def test_without_consent_nothing_is_changed_and_the_option_is_named(alone: bool)
     world = clients(consents=False)
     for uid in ("job", "served", "bare") if alone else ():
         world.cluster.remove_pod(uid)
-    world.ended(ExitCode.DRIVER_BUSY if alone else REMAIN, CLIENT, remedy=RESTART)
+    world.ended(BUSY if alone else REMAIN, CLIENT, remedy=RESTART)
     assert world.only_showed_its_end
 
 
@@ -516,16 +450,12 @@ def block(world: World) -> None:
     world.cluster.tenants["exporter"] = dataclasses.replace(world.cluster.tenants["exporter"], blocked_until=1e9)
 
 
-def test_a_budget_that_would_refuse_the_client_disturbs_nobody() -> None:
+def test_a_budget_that_would_refuse_the_client_disturbs_no_pod_and_in_the_gap_leaves_the_old_driver() -> None:
     world = clients()
     block(world)
     said = f"the eviction of client(s) that hold the device would be refused now: {CLIENT}: "
     assert world.ended(REMAIN).what.startswith(said)
-    assert world.cluster.evicted == []
-    assert world.only_showed_its_end
-
-
-def test_a_budget_that_refuses_in_the_gap_leaves_the_old_driver() -> None:
+    assert (world.cluster.evicted, world.only_showed_its_end) == ([], True)
     world = clients().on("evict", block, after=True)
     world.ended(REMAIN)
     assert world.cluster.evicted, "users' pods have left by then"

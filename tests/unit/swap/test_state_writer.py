@@ -36,7 +36,6 @@ def impossible(**changes: Any) -> World:
 
 
 def outcome(world: World) -> LastOutcome:
-    """What the Node tells of the last run."""
     found = node_state.outcome_on(world.node, world.profile.keys)
     assert found is not None
     return found
@@ -73,58 +72,48 @@ def test_a_replacement_takes_two_patches_which_say_upgrading_and_ready() -> None
     found = outcome(world)
     assert (found.exit_code, found.step, found.digest, found.version) == (0, "", NEW_DIGEST, "2.0")
     assert found.what.startswith("done: driver 2.0 loaded")
-
-
-def test_a_run_that_looks_again_before_it_gives_back_shows_its_end_there_too() -> None:
     world = upgrade().on("load rebellions", lambda one: one.cluster.edit({PLUGIN: "false"}))
     world.ended()
-    assert patched(world) == ["upgrading", "ready"]
+    assert patched(world) == ["upgrading", "ready"], "also if it looks again before it gives back"
 
 
 @pytest.mark.parametrize(
-    ("broken", "state", "loaded", "said"),
+    ("bad", "state", "left", "said"),
     [
         ({"2.0"}, NodeState.FAILED, "1.0", "the old driver 1.0 is loaded again"),
         ({"1.0", "2.0"}, NodeState.HELD, "", "the next run resumes from the journal"),
     ],
 )
-def test_a_held_node_is_shown_as_held_by_one_patch_more(
-    broken: set[str], state: NodeState, loaded: str, said: str
-) -> None:
-    world = upgrade(broken=broken)
+def test_a_held_node_is_shown_as_held_by_one_patch_more(bad: set[str], state: NodeState, left: str, said: str) -> None:
+    world = upgrade(broken=bad)
     world.ended(ExitCode.MODULE_FAILED, said)
     assert world.is_held is (state is NodeState.HELD)
     assert patched(world) == ["upgrading", state.value]
     found = outcome(world)
-    assert (found.state, found.exit_code, found.step) == (state, 5, "load modules")
-    assert (found.digest, found.version) == (NEW_DIGEST, loaded)
+    shown = (found.state, found.exit_code, found.step, found.digest, found.version)
+    assert shown == (state, 5, "load modules", NEW_DIGEST, left)
     assert said in found.what
     assert "dmesg" in found.remedy
 
 
-def test_the_journal_tells_its_reader_the_step_and_when_the_node_was_taken() -> None:
+def test_the_journal_tells_its_reader_the_step_and_when_the_node_was_taken_also_after_a_run_that_was_killed() -> None:
     world, seen = made("replace_with_claims"), list[journals.Journal]()
     world.on("unload rebellions", lambda one: seen.append(one.journal)).ended()
-    assert seen[0].step == "pause last"
     first = str(world.cluster.patches[0].annotations[KEYS.journal])
-    assert seen[0].begin == journals.decode(first).claims.begin
-
-
-def test_a_run_that_goes_on_keeps_the_time_at_which_the_node_was_taken() -> None:
-    world, seen = upgrade().killed("load rebellions", after=False), list[journals.Journal]()
-    first = world.journal
+    assert (seen[0].step, seen[0].begin) == ("pause last", journals.decode(first).claims.begin)
+    world = upgrade().killed("load rebellions", after=False)
+    before = world.journal
     world.clock.now += 3600.0
     world.on("load rebellions", lambda one: seen.append(one.journal)).ended()
-    assert first.begin
-    assert (seen[0].begin, seen[0].step) == (first.begin, "take node")
-    assert seen[0].owner != first.owner
+    assert before.begin
+    assert (seen[1].begin, seen[1].step) == (before.begin, "take node")
+    assert seen[1].owner != before.owner
 
 
 def test_a_reboot_is_asked_for_and_shown_in_one_patch() -> None:
     world = by_reboot()
     world.ended(ExitCode.REBOOT_REQUIRED)
-    assert len(world.cluster.patches) == 1
-    assert world.state().shown == Shown("reboot-required", 9, world.digest)
+    assert (len(world.cluster.patches), world.state().shown) == (1, Shown("reboot-required", 9, world.digest))
     first = version(world)
     world.again(ExitCode.REBOOT_REQUIRED)
     assert version(world) == first
@@ -140,9 +129,6 @@ def test_a_driver_loaded_after_the_reboot_is_ready_when_it_is_loaded_and_not_bef
     assert world.state().shown == Shown("ready", 0, world.digest)
 
 
-# in a patch of its own
-
-
 def test_a_run_that_fails_before_its_first_change_shows_that_once_however_often_it_is_tried() -> None:
     world = impossible()
     world.ended(REFUSED)
@@ -153,30 +139,15 @@ def test_a_run_that_fails_before_its_first_change_shows_that_once_however_often_
         world.clock.now += 60.0
         world.again(REFUSED)
         assert (version(world), world.killer.effects) == (first, [])
+    for digest in (OLD_DIGEST[:-1] + "1", "other"):  # another end of a state that lasts since its first failure
+        world.clock.now += 600.0
+        world.given(digest=digest).again(REFUSED)
+        now = outcome(world)
+        assert (world.killer.effects, now.digest, now.since) == (["patch"], digest, found.since)
+        assert now.ended > found.ended
 
 
-@pytest.mark.parametrize("digest", [OLD_DIGEST[:-1] + "1", "other"])
-def test_another_digest_is_another_end_of_a_state_that_lasts_since_its_first_failure(digest: str) -> None:
-    world = impossible()
-    world.ended(REFUSED)
-    begun = outcome(world).since
-    world.clock.now += 600.0
-    world.given(digest=digest).again(REFUSED)
-    assert world.killer.effects == ["patch"]
-    found = outcome(world)
-    assert (found.digest, found.since, found.ended > begun) == (digest, begun, True)
-
-
-def unreadable_journal(world: World) -> None:
-    world.cluster.edit({PLUGIN: PAUSED}, annotations={KEYS.journal: "garbage"})
-
-
-def two_words(world: World) -> None:
-    world.digest = "two words"
-
-
-def unreadable_host(world: World) -> None:
-    world.on("pods", ConfigError("cannot read /proc of the host", "Mount it."))
+GARBAGE = {KEYS.journal: "garbage"}
 
 
 def changed_meanwhile(world: World) -> None:
@@ -186,14 +157,15 @@ def changed_meanwhile(world: World) -> None:
 @pytest.mark.parametrize(
     ("spoil", "shown", "step"),
     [
-        (two_words, Shown("failed", 2, ""), "observe"),
-        (unreadable_host, Shown("failed", 2, ""), "observe"),
-        (unreadable_journal, Shown("held", 2, ""), "observe"),
+        (lambda world: world.given(digest="two words"), Shown("failed", 2, ""), "observe"),
+        (lambda world: world.on("pods", ConfigError("no /proc", "Mount it.")), Shown("failed", 2, ""), "observe"),
+        (lambda world: world.cluster.edit({PLUGIN: PAUSED}, annotations=GARBAGE), Shown("held", 2, ""), "observe"),
         (changed_meanwhile, Shown("failed", 6, NEW_DIGEST), "preflight"),
     ],
+    ids=["two words", "an unreadable host", "an unreadable journal", "changed meanwhile"],
 )
 def test_a_run_that_cannot_even_observe_or_take_the_node_shows_that(
-    spoil: Callable[[World], None], shown: Shown, step: str
+    spoil: Callable[[World], object], shown: Shown, step: str
 ) -> None:
     world = upgrade()
     spoil(world)
@@ -207,11 +179,10 @@ def test_an_unexpected_error_is_shown_as_a_bug() -> None:
     world = upgrade().on("unload rebellions", ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         world.run()
-    assert world.is_released
-    assert world.state().shown == Shown("failed", 1, "")
+    assert (world.is_released, world.state().shown) == (True, Shown("failed", 1, ""))
 
 
-def test_another_message_is_told_and_the_same_with_other_numbers_is_not() -> None:
+def test_another_message_is_shown_and_the_same_with_other_numbers_is_not() -> None:
     world, seen = upgrade(), []
     for process, pid in (("trainer", 42), ("trainer", 43), ("backup", 43)):
         hold_device(world, process, pid).again(ExitCode.DRIVER_BUSY)
@@ -220,14 +191,9 @@ def test_another_message_is_told_and_the_same_with_other_numbers_is_not() -> Non
     assert "backup (pid 43)" in outcome(world).what
 
 
-# what it must never do
-
-
 @pytest.mark.parametrize("word", [None, NodeState.READY, NodeState.WEDGED])
 def test_a_run_without_a_plan_leaves_a_node_alone_that_shows_nothing_wrong(word: NodeState | None) -> None:
-    world = made("current")
-    if word is not None:
-        shows(world, word)
+    world = made("current") if word is None else shows(made("current"), word)
     before = version(world)
     world.ended()
     assert (version(world), world.killer.effects) == (before, [])
@@ -237,8 +203,7 @@ def test_a_run_without_a_plan_leaves_a_node_alone_that_shows_nothing_wrong(word:
 def test_a_run_without_a_plan_corrects_what_is_over_in_one_patch(word: NodeState) -> None:
     world = shows(made("current"), word, exit_code=5)
     world.ended()
-    assert world.only_showed_its_end
-    assert world.state().shown == Shown("ready", 0, NEW_DIGEST)
+    assert (world.only_showed_its_end, world.state().shown) == (True, Shown("ready", 0, NEW_DIGEST))
     assert outcome(world).what.startswith("nothing to do: driver is current")
 
 
@@ -252,18 +217,13 @@ def test_nothing_is_shown_where_that_is_switched_off() -> None:
         assert before == (None, None) or name == "replace_after_a_failure"
 
 
-def test_told_to_end_a_run_that_holds_the_node_sends_no_patch_of_its_own() -> None:
+def test_after_sigterm_a_run_that_holds_the_node_sends_no_patch_of_its_own_and_one_that_gives_back_shows_it() -> None:
     world = upgrade(broken={"2.0", "1.0"}).on("load rebellions", lambda one: one.clock.ask_to_end())
     world.run()
-    assert world.is_held
-    assert world.state().shown.state == "upgrading"
-
-
-def test_told_to_end_the_patch_that_gives_back_still_shows_it() -> None:
+    assert (world.is_held, world.state().shown.state) == (True, "upgrading")
     world = upgrade().on("watch", lambda one: one.clock.ask_to_end())
     world.ended(ExitCode.STANDING_DOWN)
-    assert world.is_released
-    assert world.state().shown == Shown("failed", 10, NEW_DIGEST)
+    assert (world.is_released, world.state().shown) == (True, Shown("failed", 10, NEW_DIGEST))
 
 
 @pytest.mark.parametrize("error", [ApiRefused, ApiUnavailable])
@@ -273,12 +233,9 @@ def test_a_state_that_cannot_be_written_is_a_warning_and_no_other_exit_code(erro
     said = "the end of this run is not shown on the Node: the API server refused to patch nodes"
     assert said in world.reporter.warnings
     assert world.state().shown == NOTHING_SHOWN
-
-
-def test_without_an_api_server_nothing_more_is_asked_of_it() -> None:
     world = upgrade().on("pods", ApiUnavailable("the API server gave no usable answer", "Check it."))
     world.ended(ExitCode.API_UNAVAILABLE)
-    assert "patch" not in world.killer.calls
+    assert "patch" not in world.killer.calls, "without an API server nothing more is asked of it"
 
 
 def test_a_node_that_another_run_took_meanwhile_is_left_alone() -> None:
@@ -289,28 +246,17 @@ def test_a_node_that_another_run_took_meanwhile_is_left_alone() -> None:
     assert KEYS.last_outcome not in world.node.annotations
 
 
-def another_machine(world: World) -> None:
-    world.cluster.current = replace(world.node, machine_id="another", boot_id="another")
-
-
-def left_out_by_hand(world: World) -> None:
-    world.given(pod="").cluster.edit({KEYS.skip: "true"})
-
-
-@pytest.mark.parametrize(
-    ("spoil", "code"), [(another_machine, ExitCode.USAGE), (left_out_by_hand, ExitCode.STANDING_DOWN)]
-)
-def test_a_node_that_is_not_the_runs_is_not_spoken_for(spoil: Callable[[World], None], code: ExitCode) -> None:
+def test_nothing_is_shown_on_the_node_of_another_machine() -> None:
     world = upgrade(is_shown=False)
-    spoil(world)
-    world.ended(code)
+    world.cluster.current = replace(world.node, machine_id="another", boot_id="another")
+    world.ended(ExitCode.USAGE)
     assert world.killer.effects == []
 
 
 # what a run that changes no driver does not end
 
 
-def test_a_run_that_fails_before_it_takes_the_node_ends_no_wedge() -> None:
+def test_a_run_that_does_not_take_the_node_ends_no_wedge_and_corrects_a_failure_to_it() -> None:
     world = shows(upgrade(are_modules_frozen=True), NodeState.WEDGED)
     world.host.files[PROFILE.paths.ready_withdrawn] = ""
     world.ended(REFUSED)
@@ -318,9 +264,6 @@ def test_a_run_that_fails_before_it_takes_the_node_ends_no_wedge() -> None:
     before = version(world)
     world.again(REFUSED)
     assert version(world) == before, "the same again writes nothing"
-
-
-def test_a_good_run_without_a_plan_corrects_a_failure_to_the_wedge_that_there_still_is() -> None:
     world = shows(made("current"), NodeState.FAILED, exit_code=2)
     world.host.files[PROFILE.paths.ready_withdrawn] = ""
     world.ended()
@@ -335,8 +278,7 @@ def test_a_node_held_for_a_driver_that_does_not_work_stays_so_through_a_run_that
     ended = hold_device(world).again(ExitCode.DRIVER_BUSY, said)
     assert "no pod was disturbed" not in ended.what
     assert "the next run waits until" not in ended.remedy, "it goes on at once"
-    assert world.is_held
-    assert world.state().shown == Shown("held", 4, NEW_DIGEST)
+    assert (world.is_held, world.state().shown) == (True, Shown("held", 4, NEW_DIGEST))
     world.given(known_holders=(), stuck_users={}, sick=set()).again()
     assert world.is_released
 
@@ -351,10 +293,6 @@ def test_what_a_killed_run_left_paused_is_not_called_undisturbed() -> None:
 # the condition, which follows the state
 
 CONDITION = KEYS.condition
-
-
-def condition_of(world: World) -> tuple[str, str] | None:
-    return world.node.conditions.get(CONDITION)
 
 
 def written(world: World) -> list[str]:
@@ -390,41 +328,32 @@ def test_a_run_that_changes_nothing_writes_a_condition_that_is_not_there_yet_and
     world.given(has_conditions=True).again()
     assert written(world) == ["Ready"]
     world.again()
-    assert written(world) == ["Ready"]
-    assert patched(world) == ["upgrading", "ready"]
-
-
-def test_a_current_driver_whose_node_has_no_state_gets_the_condition_and_no_label() -> None:
+    assert (written(world), patched(world)) == (["Ready"], ["upgrading", "ready"])
     world = upgrade()
     world.ended()
     world.cluster.edit({KEYS.state: None})
     world.given(has_conditions=True).again()
-    assert (condition_of(world), KEYS.state in world.node.labels) == (("True", "Ready"), False)
+    assert (world.node.conditions[CONDITION], KEYS.state in world.node.labels) == (("True", "Ready"), False)
 
 
 def test_the_condition_is_false_before_the_load_of_a_new_boot() -> None:
-    world = upgrade(has_conditions=True)
+    world, at_load = upgrade(has_conditions=True), list[tuple[str, str]]()
     world.ended()
     world.reboot()
-    at_load: list[tuple[str, str] | None] = []
-    world.on("load rebellions", lambda one: at_load.append(condition_of(one))).again()
-    assert at_load == [("False", "Upgrading")]
-    assert condition_of(world) == ("True", "Ready")
+    world.on("load rebellions", lambda one: at_load.append(one.node.conditions[CONDITION])).again()
+    assert (at_load, world.node.conditions[CONDITION]) == ([("False", "Upgrading")], ("True", "Ready"))
 
 
-def test_a_condition_that_cannot_be_written_changes_no_run_and_is_tried_again_at_its_end() -> None:
+def test_a_condition_that_cannot_be_written_is_tried_again_at_the_end_and_a_wedge_meanwhile_stays_shown() -> None:
     world = upgrade(has_conditions=True)
     world.on("condition", *[ApiUnavailable("no answer", "")] * 2).ended()
     assert world.killer.calls.count("condition") == 3
     assert world.reporter.warnings.count(f"the condition {CONDITION} was not written: no answer") == 2
-    assert condition_of(world) == ("True", "Ready")
-
-
-def test_a_wedge_that_comes_while_the_condition_is_written_stays_shown() -> None:
+    assert world.node.conditions[CONDITION] == ("True", "Ready")
     world = upgrade(has_conditions=True)
     wedge = lambda one: one.cluster.edit({KEYS.state: "wedged"})  # noqa: E731  # one row of a script
     world.on("condition", lambda _: None, wedge).ended()
-    assert condition_of(world) == ("False", "Wedged")
+    assert world.node.conditions[CONDITION] == ("False", "Wedged")
 
 
 @pytest.mark.shares(3)
@@ -441,13 +370,10 @@ def test_killed_at_any_effect_the_condition_is_that_of_the_state_in_the_end(name
 
 
 def test_without_the_right_or_with_no_state_nothing_is_written() -> None:
-    world = upgrade()
-    world.ended()
-    assert not world.node.conditions
     silent = replace(PROFILE, keys=replace(KEYS, state="", last_outcome="", version=""))
-    world = upgrade(has_conditions=True, profile=silent)
-    world.ended()
-    assert not world.node.conditions
+    for world in (upgrade(), upgrade(has_conditions=True, profile=silent)):
+        world.ended()
+        assert not world.node.conditions
 
 
 def test_a_run_that_changes_nothing_corrects_a_version_that_is_over_in_one_patch() -> None:
@@ -455,7 +381,6 @@ def test_a_run_that_changes_nothing_corrects_a_version_that_is_over_in_one_patch
     world.ended()
     world.cluster.edit({KEYS.version: "1.0"})
     world.cluster.patches.clear()
-    world.again()
-    assert [dict(patch.labels) for patch in world.cluster.patches] == [{KEYS.version: "2.0"}]
-    world.again()
-    assert len(world.cluster.patches) == 1
+    for _ in range(2):
+        world.again()
+        assert [dict(patch.labels) for patch in world.cluster.patches] == [{KEYS.version: "2.0"}]
