@@ -54,13 +54,13 @@ class Clearing:
 
     @property
     def journal(self) -> Journal | None:
-        """The journal on the Node."""
+
         text = self.world.node.annotations.get(PROFILE.keys.journal)
         return journals.decode(text).claims if text is not None else None
 
     @property
     def driver(self) -> Pod | None:
-        """The old driver pod while it is there."""
+
         return self.world.cluster.listed.get(OLD)
 
     @property
@@ -73,7 +73,7 @@ class Clearing:
             cluster.add_pod(replace(pod, phase=phase, have_ended=True))
 
     def next_pod(self) -> None:
-        """The run before has ended, however; another short-lived pod is made."""
+
         self.end_pods("Failed")
         self.clears += 1
         name = self.world.pod = f"clear-{self.clears}"
@@ -144,7 +144,6 @@ class Clearing:
 
 
 def effects_and_calls() -> tuple[int, int]:
-    """How many effects and calls an undisturbed run has."""
     made = Clearing()
     made.ended()
     return len(made.world.killer.effects), len(made.world.killer.calls)
@@ -165,6 +164,14 @@ def test_the_node_is_cleared_and_left_to_the_next_pod_which_disturbs_nobody() ->
     touching = ("unload", "unmount", "remove", "load")
     assert not [name for name in made.world.killer.effects if name.startswith(touching)]
     made.check_settled()
+    made = Clearing()  # operands that are switched on again have left before the driver pod is deleted
+    made.world.on("look at labels", lambda one: one.cluster.edit({PLUGIN: "true", EXPORTER: "true"}))
+    made.ended()
+    assert made.users_at_restart == 0
+    assert any("pausing again" in line for line in made.world.reporter.warnings)
+
+
+Facts = Callable[[Clearing], object]
 
 
 def edited(uid: str, **changes: Any) -> Callable[[Clearing], None]:
@@ -185,33 +192,26 @@ def not_cleared(made: Clearing) -> None:
     made.world.cluster.edit(annotations={PROFILE.keys.journal: journals.encode(replace(made.journal, cleared=""))})
 
 
-@pytest.mark.parametrize(
-    ("facts", "code", "waited_s"),
-    [
-        pytest.param(after_3_s(lambda made: made.end_pods("Succeeded")), ExitCode.DONE, 3.0, id="its end is reported"),
-        pytest.param(after_3_s(edited("clear-1", deleting=True, have_ended=True)), ExitCode.DONE, 3.0, id="deleted"),
-        pytest.param(
-            after_3_s(lambda made: made.world.cluster.remove_pod("clear-1")), ExitCode.DONE, 3.0, id="removed"
-        ),
-        pytest.param(lambda made: made.world.cluster.remove_pod("clear-1"), ExitCode.DONE, 0.0, id="gone"),
-        pytest.param(lambda made: None, ExitCode.OWNED_ELSEWHERE, 15.0, id="it runs on"),
-        pytest.param(
-            after_3_s(lambda made: made.world.clock.ask_to_end()), ExitCode.STANDING_DOWN, 3.0, id="asked to end"
-        ),
-        pytest.param(
-            edited(NEW, labels={REVISION_LABEL: "rev-3"}), ExitCode.OWNED_ELSEWHERE, 0.0, id="cleared for another"
-        ),
-        pytest.param(edited(NEW, labels={}), ExitCode.OWNED_ELSEWHERE, 0.0, id="no DaemonSet's pod"),
-        pytest.param(
-            edited("clear-1", owner_kind="Job", programs=(PROGRAM,)), ExitCode.OWNED_ELSEWHERE, 0.0, id="no rollout's"
-        ),
-        pytest.param(a_persons, ExitCode.DONE, 3.0, id="a person's"),
-        pytest.param(lambda made: made.world.given(pod=""), ExitCode.OWNED_ELSEWHERE, 0.0, id="by hand"),
-        pytest.param(not_cleared, ExitCode.OWNED_ELSEWHERE, 0.0, id="not cleared"),
-    ],
-)
-def test_the_next_driver_pod_waits_for_the_end_of_the_pod_that_cleared_the_node(
-    facts: Callable[[Clearing], None], code: ExitCode, waited_s: float
+DONE, ELSEWHERE = ExitCode.DONE, ExitCode.OWNED_ELSEWHERE
+ENDS: dict[str, tuple[Facts, ExitCode, float]] = {
+    "its end is reported": (after_3_s(lambda made: made.end_pods("Succeeded")), DONE, 3.0),
+    "deleted": (after_3_s(edited("clear-1", deleting=True, have_ended=True)), DONE, 3.0),
+    "removed": (after_3_s(lambda made: made.world.cluster.remove_pod("clear-1")), DONE, 3.0),
+    "gone": (lambda made: made.world.cluster.remove_pod("clear-1"), DONE, 0.0),
+    "it runs on": (lambda made: None, ELSEWHERE, 15.0),
+    "asked to end": (after_3_s(lambda made: made.world.clock.ask_to_end()), ExitCode.STANDING_DOWN, 3.0),
+    "cleared for another": (edited(NEW, labels={REVISION_LABEL: "rev-3"}), ELSEWHERE, 0.0),
+    "no DaemonSet's pod": (edited(NEW, labels={}), ELSEWHERE, 0.0),
+    "no rollout's": (edited("clear-1", owner_kind="Job", programs=(PROGRAM,)), ELSEWHERE, 0.0),
+    "a person's": (a_persons, DONE, 3.0),
+    "by hand": (lambda made: made.world.given(pod=""), ELSEWHERE, 0.0),
+    "not cleared": (not_cleared, ELSEWHERE, 0.0),
+}
+
+
+@pytest.mark.parametrize(("facts", "code", "waited_s"), ENDS.values(), ids=list(ENDS))
+def test_the_next_driver_pod_waits_for_the_pod_that_cleared_the_node(
+    facts: Facts, code: ExitCode, waited_s: float
 ) -> None:
     made = Clearing()
     made.ended()
@@ -220,16 +220,8 @@ def test_the_next_driver_pod_waits_for_the_end_of_the_pod_that_cleared_the_node(
     before, began_s = made.journal, made.world.clock.monotonic()
     made.ended(code)
     assert made.world.clock.monotonic() - began_s == pytest.approx(waited_s)
-    assert made.world.is_released if code is ExitCode.DONE else made.journal == before
+    assert made.world.is_released if code is DONE else made.journal == before
     made.check_settled()
-
-
-def test_operands_that_are_switched_on_again_have_left_before_the_driver_pod_is_deleted() -> None:
-    made = Clearing()
-    made.world.on("look at labels", lambda one: one.cluster.edit({PLUGIN: "true", EXPORTER: "true"}))
-    made.ended()
-    assert made.users_at_restart == 0
-    assert any("pausing again" in line for line in made.world.reporter.warnings)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -262,7 +254,7 @@ def test_sigterm_at_any_call_gives_the_node_back_or_leaves_it_to_the_next_pod() 
         assert made.world.is_released
 
 
-def test_told_to_end_while_the_driver_pod_is_going_nothing_is_given_back() -> None:
+def test_after_sigterm_or_for_a_second_run_while_the_driver_pod_is_going_nothing_is_given_back() -> None:
     made = Clearing(deleted_after_s=None)
     made.world.clock.after(120.0, made.delete_driver)
     made.world.clock.after(120.0, made.world.clock.ask_to_end)
@@ -270,38 +262,22 @@ def test_told_to_end_while_the_driver_pod_is_going_nothing_is_given_back() -> No
     assert made.journal is not None
     assert made.world.state().labels[PLUGIN] == PAUSED
     made.check_settled()
+    made = Clearing()
+    made.world.killed(3)
+    taken = made.journal
+    made.delete_driver()
+    made.next_pod()
+    made.ended(DONE, "the next one continues")
+    assert made.journal == taken
+    made.go_on()
+    assert made.world.is_released
 
 
-def test_a_driver_pod_that_nobody_deletes_keeps_the_node_only_until_the_deadline() -> None:
-    made = Clearing(deleted_after_s=None)
-    made.ended(ExitCode.STANDING_DOWN, "but driver pod")
-    made.check_kept()
-    assert made.world.host.loaded
-
-
-def test_a_user_that_does_not_leave_keeps_the_driver_pod_and_gets_the_node_back() -> None:
-    made = Clearing(stuck_users={"rebellions": 2})
-    stranger = (Holder(99, "trainer", "/dev/rbln0", "open"),)
-    made.world.clock.after(5.0, lambda: made.world.given(known_holders=stranger))
-    made.ended(ExitCode.DRIVER_BUSY)
-    made.check_kept()
-
-
-def test_what_only_the_kernel_knows_to_use_the_device_is_waited_for() -> None:
-    made = Clearing(known_holders=())
-    made.world.clock.after(200.0, lambda: made.world.given(stuck_users={}))
-    made.ended(ExitCode.DRIVER_BUSY)
-    made.check_kept()
-
-
-def test_a_container_that_could_not_unload_leaves_the_rest_to_the_next_pod() -> None:
+def test_a_container_that_could_not_unload_and_a_second_pod_leave_no_pod_evicted_twice() -> None:
     made = Clearing(bystanders=1)
     made.ended()
     assert made.world.host.loaded
     made.check_settled()
-
-
-def test_a_second_pod_on_a_cleared_node_goes_on_and_clears_nobody_twice() -> None:
     made = Clearing(deleted_after_s=None)
     made.world.killed(EFFECTS - 1)
     assert made.journal is not None
@@ -312,44 +288,42 @@ def test_a_second_pod_on_a_cleared_node_goes_on_and_clears_nobody_twice() -> Non
     made.check_settled()
 
 
-def test_a_driver_pod_that_is_going_already_is_left_to_its_successor() -> None:
-    made = Clearing()
-    made.world.killed(3)
-    taken = made.journal
-    made.delete_driver()
-    made.next_pod()
-    made.ended(ExitCode.DONE, "the next one continues")
-    assert made.journal == taken, "nothing is given back while the driver goes"
-    made.go_on()
-    assert made.world.is_released
+def test_a_driver_pod_that_is_not_deleted_or_not_alone_on_the_device_keeps_the_node_only_until_the_deadline() -> None:
+    at_work = Clearing(deleted_after_s=300.0)
+    at_work.ended()
+    assert at_work.was_at_work, "health-watch is kept silent as long as the node is held"
+    made = Clearing(deleted_after_s=None)
+    made.ended(ExitCode.STANDING_DOWN, "but driver pod")
+    made.check_kept()
+    assert made.world.host.loaded
+    used = Clearing(stuck_users={"rebellions": 2})
+    stranger = (Holder(99, "trainer", "/dev/rbln0", "open"),)
+    used.world.clock.after(5.0, lambda: used.world.given(known_holders=stranger))
+    used.ended(ExitCode.DRIVER_BUSY)
+    used.check_kept()
+    by_kernel = Clearing(known_holders=())  # only the kernel knows what uses it
+    by_kernel.world.clock.after(200.0, lambda: by_kernel.world.given(stuck_users={}))
+    by_kernel.ended(ExitCode.DRIVER_BUSY)
+    by_kernel.check_kept()
 
 
-def test_a_driver_that_is_the_wanted_one_is_cleared_all_the_same() -> None:
+def test_a_driver_that_is_the_wanted_one_is_cleared_all_the_same_and_one_that_no_pod_unloads_is_refused() -> None:
     made = Clearing(digest=OLD_DIGEST)
     made.ended()
     assert made.users_at_restart == 0
     made.go_on()
     assert made.world.is_released
-
-
-@pytest.mark.parametrize("changes", [{"loader": Loader.MANAGER}, {"loaded": {}}], ids=["manager", "not loaded"])
-def test_where_nothing_is_to_be_cleared_nothing_is_touched(changes: dict[str, Any]) -> None:
-    made = Clearing(**changes)
-    made.ended(ExitCode.DONE, "nothing to clear")
-    made.check_kept()
-
-
-def test_a_driver_that_no_pod_of_its_label_unloads_is_refused() -> None:
     made = Clearing()
     made.world.cluster.remove_pod(OLD)
     made.ended(ExitCode.USAGE)
     assert made.world.is_released
 
 
-def test_health_watch_is_kept_silent_as_long_as_the_node_is_held() -> None:
-    made = Clearing(deleted_after_s=300.0)
-    made.ended()
-    assert made.was_at_work
+@pytest.mark.parametrize("changes", [{"loader": Loader.MANAGER}, {"loaded": {}}], ids=["manager", "not loaded"])
+def test_where_nothing_is_to_be_cleared_nothing_is_touched(changes: dict[str, Any]) -> None:
+    made = Clearing(**changes)
+    made.ended(DONE, "nothing to clear")
+    made.check_kept()
 
 
 @pytest.mark.submission

@@ -62,9 +62,6 @@ def requested() -> World:
     return boot(world, loaded="24.0", digest=NEW_DIGEST)
 
 
-# the request
-
-
 def test_a_driver_of_strategy_reboot_gets_a_marker_and_is_never_unloaded() -> None:
     world = by_reboot()
     world.ended(REBOOT)
@@ -132,23 +129,17 @@ def test_a_marker_written_after_a_stale_one_was_seen_stays(monkeypatch: pytest.M
         check_marker_written_meanwhile_stays()
 
 
-def linux_host(root: Path) -> LinuxHost:
-    return LinuxHost(HostRoots(root, root / "proc", root / "sys", root / "dev"), ASCEND, FakeClock())
-
-
-def test_the_host_removes_the_marker_it_was_shown_and_no_other(tmp_path: Path) -> None:
+def test_the_host_removes_the_marker_it_was_shown_and_no_other_and_refuses_to_unload(tmp_path: Path) -> None:
+    linux = LinuxHost(HostRoots(tmp_path, tmp_path / "proc", tmp_path / "sys", tmp_path / "dev"), ASCEND, FakeClock())
     path = tmp_path / PATHS.reboot_marker.lstrip("/")
     path.parent.mkdir(parents=True)
     stale, fresh = Marker("upgrade", "boot-0"), Marker("recovery", "boot-1")
     for there, left in ((fresh, True), (stale, False)):
         path.write_text(encode_marker(there))
-        linux_host(tmp_path).remove_marker(stale)
+        linux.remove_marker(stale)
         assert path.exists() is left
-
-
-def test_the_host_itself_refuses_to_unload_a_driver_of_strategy_reboot(tmp_path: Path) -> None:
     with pytest.raises(ModuleFailed, match="refused to unload drv_pcie_host"):
-        linux_host(tmp_path).unload("drv_pcie_host", soon())
+        linux.unload("drv_pcie_host", soon())
 
 
 def test_a_marker_that_vanishes_while_a_run_holds_is_written_again_with_labels_and_event() -> None:
@@ -166,16 +157,13 @@ def test_a_marker_that_vanishes_while_a_run_holds_is_written_again_with_labels_a
     assert json.loads(world.host.files[PATHS.reboot_marker])["reason"] == "upgrade"
     assert [text for _, text, _ in world.cluster.posted] == ["reason=upgrade"] * 2
     assert any("holding" in line for line in world.reporter.infos)
-
-
-def test_a_run_goes_on_holding_while_the_api_server_is_away() -> None:
-    world = by_reboot(no_wait=False)
-    world.clock.after(100.0, world.host.files.clear)
-    world.clock.after(100.0, lambda: world.on("node", ApiUnavailable("no answer", "Wait.")))
-    world.clock.after(400.0, world.clock.ask_to_end)
-    world.ended(REBOOT)
-    assert PATHS.reboot_marker in world.host.files
-    assert any("no answer" in line for line in world.reporter.warnings)
+    away = by_reboot(no_wait=False)  # also while the API server is away
+    away.clock.after(100.0, away.host.files.clear)
+    away.clock.after(100.0, lambda: away.on("node", ApiUnavailable("no answer", "Wait.")))
+    away.clock.after(400.0, away.clock.ask_to_end)
+    away.ended(REBOOT)
+    assert PATHS.reboot_marker in away.host.files
+    assert any("no answer" in line for line in away.reporter.warnings)
 
 
 def test_a_marker_that_cannot_be_written_labels_nothing_and_is_a_usage_error_with_the_path() -> None:
@@ -193,20 +181,17 @@ def test_a_hosts_own_driver_asks_for_no_reboot_at_any_boot() -> None:
     for _ in range(3):
         boot(world).ended(ExitCode.STANDING_DOWN)
         assert not asks(world)
-    assert requests(world) == 0
-    assert world.state().labels == world.labels
+    assert (requests(world), world.state().labels) == (0, world.labels)
 
 
 @pytest.mark.parametrize("loader", [Loader.CONTAINER, Loader.MANAGER])
-@pytest.mark.parametrize("digest", ["", OLD_DIGEST], ids=["nothing recorded", "another recorded"])
-def test_a_reboot_after_which_another_driver_is_loaded_again_is_not_asked_for_again(
-    loader: Loader, digest: str
-) -> None:
+@pytest.mark.parametrize("known", ["", OLD_DIGEST], ids=["nothing recorded", "another recorded"])
+def test_a_reboot_after_which_another_driver_is_loaded_again_is_not_asked_for_again(loader: Loader, known: str) -> None:
     world = by_reboot(loader=loader, driver_root=NEW_ROOT, offers={NEW_ROOT: "24.0"})
     world.ended(REBOOT)
     said = f"the node has rebooted for driver {NEW_DIGEST} since that was requested"
     for _ in range(2):
-        boot(world, digest=digest).ended(ExitCode.MODULE_FAILED, said, remedy=PATHS.reboot_wish)
+        boot(world, digest=known).ended(ExitCode.MODULE_FAILED, said, remedy=PATHS.reboot_wish)
         assert not asks(world), "what asked for the last reboot is taken back"
     assert requests(world) == 1
 
@@ -232,7 +217,7 @@ def test_a_reinstall_forced_later_asks_for_its_own_reboot() -> None:
         world.next_process()
 
 
-def test_another_driver_wanted_since_asks_again() -> None:
+def test_another_driver_wanted_since_asks_again_and_a_wish_that_was_given_up_is_forgotten() -> None:
     world = by_reboot()
     world.ended(REBOOT)
     assert boot(world).foretold is ExitCode.MODULE_FAILED
@@ -241,11 +226,7 @@ def test_another_driver_wanted_since_asks_again() -> None:
     assert decode_reboot_wish(world.host.files[PATHS.reboot_wish]).to_driver == "e" * 64
     # Back to the first one, which a reboot did not bring when it was asked for: much has happened since.
     boot(world).given(digest=NEW_DIGEST).ended(REBOOT)
-
-
-def test_a_wish_that_was_given_up_is_forgotten() -> None:
-    world = by_reboot()
-    world.ended(REBOOT)
+    world.host.files[PATHS.state_file] = OLD_DIGEST
     world.given(digest=OLD_DIGEST).again()
     assert PATHS.reboot_wish not in world.host.files
     boot(world, digest=OLD_DIGEST).given(digest=NEW_DIGEST).ended(REBOOT)
@@ -324,8 +305,7 @@ def test_an_undisturbed_run_loads_inside_the_fence_records_and_leaves_the_node_a
     for name in MODULES:
         world.on(f"load {name}", lambda one, name=name: inside.append((name, one.host.is_owned)))  # type: ignore[misc]
     world.ended()
-    assert world.is_released
-    assert inside == [(name, True) for name in reversed(MODULES)]
+    assert (world.is_released, inside) == (True, [(name, True) for name in reversed(MODULES)])
 
 
 @pytest.mark.parametrize("pod", SECONDS)
@@ -368,14 +348,14 @@ def test_told_to_end_at_any_call_it_gives_the_node_back_and_the_next_run_ends_th
     assert world.state() == STATE
 
 
-def end_and_check(world: World) -> None:
-    world.clock.ask_to_end()
-    world.clock.check()  # as a wait would
+def test_after_sigterm_while_it_waits_for_the_new_drivers_device_it_finishes_the_load() -> None:
+    world = fresh()
 
+    def end_and_check(_: World) -> None:
+        world.clock.ask_to_end()
+        world.clock.check()  # as a wait would
 
-def test_told_to_end_while_it_waits_for_the_new_drivers_device_it_finishes_the_load() -> None:
-    world = fresh().on("device nodes", end_and_check)
-    outcome = world.run()
+    outcome = world.on("device nodes", end_and_check).run()
     assert outcome is not None
     assert outcome.exit_code in (ExitCode.DONE, ExitCode.STANDING_DOWN)
     shows = STATE.shown if outcome.exit_code is ExitCode.DONE else Shown("failed", 10, world.digest)
@@ -386,7 +366,7 @@ def test_told_to_end_while_it_waits_for_the_new_drivers_device_it_finishes_the_l
     ("fault", "said", "then"),
     [("broken", "cannot be loaded", ExitCode.MODULE_FAILED), ("sick", "there is no old driver to go back to", REBOOT)],
 )
-def test_a_driver_that_does_not_load_or_work_leaves_the_node_free_for_a_reboot(
+def test_a_driver_that_does_not_load_or_work_leaves_a_node_free_to_reboot(
     fault: str, said: str, then: ExitCode
 ) -> None:
     world = fresh(**{fault: {"24.0"}})
