@@ -53,21 +53,21 @@ def put_tool(tree: HostTree, root: str, script: str) -> None:
     """Replace the vendor's tool in the driver root `root`."""
     probe = tree.profile.probe
     assert probe is not None
-    path = tree.root / root.lstrip("/") / probe.search[0] / probe.tool
+    path = tree.inside(root) / probe.search[0] / probe.tool
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(script)
+    path.write_text(script.replace("ROOT", str(tree.root)))
     path.chmod(0o755)
 
 
-def add_device(tree: HostTree, number: int, *, driver: str = "") -> None:
-    """A second function of the vendor, and the driver of both."""
-    device = tree.root / f"sys/bus/pci/devices/0000:c{number}:00.0"
+def add_devices(tree: HostTree, *numbers: int) -> None:
+    """Functions of the vendor with its driver; the first one, which there is, has number 1."""
     first = tree.root / "sys/bus/pci/devices/0000:c1:00.0"
-    if device != first:
-        shutil.copytree(first, device, symlinks=True)
-    if driver:
+    for number in numbers:
+        device = first.with_name(f"0000:c{number}:00.0")
+        if device != first:
+            shutil.copytree(first, device, symlinks=True)
         (device / "driver").unlink(missing_ok=True)
-        (device / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+        (device / "driver").symlink_to(f"../../../bus/pci/drivers/{tree.profile.modules.roots[0]}")
 
 
 def two_drivers(old: str, new: str, *devices: int) -> Callable[[HostTree], None]:
@@ -76,11 +76,10 @@ def two_drivers(old: str, new: str, *devices: int) -> Callable[[HostTree], None]
     def prepare(tree: HostTree) -> None:
         for root, version, script in ((OLD_ROOT, OLD, old), (NEW_ROOT, NEW, new)):
             tree.add_driver(root, version)
-            put_tool(tree, root, script.replace("ROOT", str(tree.root)))
+            put_tool(tree, root, script)
         tree.load(OLD_ROOT)
         tree.record(OLD_DIGEST, OLD_ROOT, OLD)
-        for number in devices:
-            add_device(tree, number, driver=tree.profile.modules.roots[0])
+        add_devices(tree, *devices)
 
     return prepare
 
@@ -90,9 +89,11 @@ def is_paused(node: ByHand) -> bool:
 
 
 MADE = "touch ROOT/dev/nvidia0 ROOT/dev/nvidiactl"
-BOTH = prints(*gpus(1, 2), first=MADE)
+ONE, BOTH = prints(*gpus(1), first=MADE), prints(*gpus(1, 2), first=MADE)
+SLOW = prints(*gpus(1), first=f"{MADE}; sleep 21")
 WARNED = prints(*gpus(1), INFOROM, status=14, first=MADE)
 ONE_SICK = prints(npus("normal", "error"))
+BACK = f"; the old driver {OLD} is loaded again"
 
 
 @pytest.mark.parametrize(
@@ -103,29 +104,11 @@ ONE_SICK = prints(npus("normal", "error"))
         # KMM#1218, NVSentinel: one of two devices is bad before and after.
         ("rebellions", two_drivers(ONE_SICK, ONE_SICK, 1, 2), 0, NEW, "rbln1 is error, as before the swap"),
         # The new driver makes the other one bad, too: the old one is back, and its probe says what it said before.
-        (
-            "rebellions",
-            two_drivers(ONE_SICK, prints(npus("hang", "error")), 1, 2),
-            5,
-            OLD,
-            f"rbln0 is hang; the old driver {OLD} is loaded again",
-        ),
+        ("rebellions", two_drivers(ONE_SICK, prints(npus("hang", "error")), 1, 2), 5, OLD, f"rbln0 is hang{BACK}"),
         # gpu-operator#2596: a device that served is not listed by the new driver.
-        (
-            "nvidia",
-            two_drivers(BOTH, prints(*gpus(1), first=MADE), 1, 2),
-            5,
-            OLD,
-            f"0000:c2:00.0 missing; the old driver {OLD} is loaded again",
-        ),
+        ("nvidia", two_drivers(BOTH, ONE, 1, 2), 5, OLD, f"0000:c2:00.0 missing{BACK}"),
         # AgentBaker#2829: the first nvidia-smi after a load initialises every GPU.
-        (
-            "nvidia",
-            two_drivers(prints(*gpus(1)), prints(*gpus(1), first=f"{MADE}; sleep 21"), 1),
-            0,
-            NEW,
-            f"driver {NEW} loaded",
-        ),
+        ("nvidia", two_drivers(prints(*gpus(1)), SLOW, 1), 0, NEW, f"driver {NEW} loaded"),
     ],
     ids=["remark", "bad-before", "worse", "lost", "slow"],
 )
@@ -191,31 +174,22 @@ def in_service(script: str, *devices: int) -> Callable[[HostTree], None]:
         paths = tree.profile.paths
         tree.add_driver(paths.driver_root, NEW)
         tree.load(paths.driver_root)
-        put_tool(tree, paths.driver_root, script.replace("ROOT", str(tree.root)))
-        ready = tree.root / paths.ready_marker.lstrip("/")
-        ready.parent.mkdir(parents=True, exist_ok=True)
-        ready.touch()
-        for number in devices:
-            add_device(tree, number, driver=tree.profile.modules.roots[0])
+        put_tool(tree, paths.driver_root, script)
+        tree.write(paths.ready_marker.lstrip("/"), "")
+        add_devices(tree, *devices)
 
     return prepare
 
 
 def is_ready(node: ByHand) -> bool:
-    return (node.tree.root / node.tree.profile.paths.ready_marker.lstrip("/")).exists()
-
-
-def exclude(tree: HostTree, number: int) -> None:
-    """As the driver writes it for a GPU that NVreg_ExcludedGpus names."""
-    path = tree.root / f"proc/driver/nvidia/gpus/0000:c{number}:00.0/information"
-    path.parent.mkdir(parents=True)
-    path.write_text("Model: \t\t NVIDIA A100\nGPU Excluded:\t Yes\n")
+    return node.tree.inside(node.tree.profile.paths.ready_marker).exists()
 
 
 def test_a_gpu_with_a_remark_and_one_that_is_excluded_take_no_gpu_out_of_service(tmp_path: Path) -> None:
     """gpu-operator#285; open-gpu-kernel-modules, nv-pci.c (NV_FLAG_EXCLUDED)."""
     with by_hand(tmp_path, in_service(WARNED, 1, 2), "nvidia") as node:
-        exclude(node.tree, 2)
+        said_by_the_driver = "Model: \t\t NVIDIA A100\nGPU Excluded:\t Yes"  # of a GPU that NVreg_ExcludedGpus names
+        node.tree.write("proc/driver/nvidia/gpus/0000:c2:00.0/information", said_by_the_driver)
         with watched(node) as lines:
             time.sleep(6.0)
         assert is_ready(node), lines
@@ -235,32 +209,42 @@ def test_a_device_that_leaves_bus_and_tool_is_lost(tmp_path: Path) -> None:
         assert "0000:c2:00.0" in said
 
 
-def test_a_module_whose_init_function_does_not_return_disturbs_no_pod(tmp_path: Path) -> None:
-    """open-gpu-kernel-modules#968: `modprobe nvidia-drm` never returns, and no process has the device open."""
-    modules = {"nvidia": (), "nvidia_modeset": ("nvidia",), "nvidia_drm": ("nvidia_modeset",)}
-
-    def prepare(tree: HostTree) -> None:
-        tree.add_driver(OLD_ROOT, OLD, modules=modules)
-        argv = ["--dirname", str(tree.root / OLD_ROOT.lstrip("/")), "--set-version", KERNEL, "nvidia_drm"]
+def modules_loaded(tree: HostTree, *names: str) -> None:
+    """The old driver, with these modules in the kernel."""
+    tree.add_driver(OLD_ROOT, OLD, modules=DRM)
+    for name in names:
+        argv = ["--dirname", str(tree.inside(OLD_ROOT)), "--set-version", KERNEL, name]
         assert fake_tools.modprobe(tree.root, argv) == 0
-        tree.record(OLD_DIGEST, OLD_ROOT, OLD)
-        (tree.root / "sys/module/nvidia_drm/initstate").write_text("coming\n")
-        fake_tools.count(tree.root / "sys/module/nvidia_drm", 1)
+    tree.record(OLD_DIGEST, OLD_ROOT, OLD)
 
-    with by_hand(tmp_path, prepare, "nvidia") as node:
-        node.cluster.add_workload("train-0", app="train", resource="")
-        pods = set(node.cluster.pods())
-        options = {"DEVICE_FREE_TIMEOUT": "2s", "ENABLE_GPU_POD_EVICTION": "true", "DRIVER_LOAD": "container"}
-        code, said = node.call("uninstall_driver", **options)
-        assert (code, set(node.cluster.pods()), is_paused(node)) == (4, pods, False), said
-        assert "module nvidia_drm is still being loaded: its init function has not returned" in said
+
+def check_disturbs_no_pod(node: ByHand, said: str) -> None:
+    """Raise AssertionError unless the driver is not uninstalled, for this reason, and every pod stays."""
+    node.cluster.add_workload("train-0", app="train", resource="")
+    pods = set(node.cluster.pods())
+    options = {"DEVICE_FREE_TIMEOUT": "2s", "ENABLE_GPU_POD_EVICTION": "true", "DRIVER_LOAD": "container"}
+    code, printed = node.call("uninstall_driver", **options)
+    assert (code, set(node.cluster.pods()), is_paused(node)) == (4, pods, False), printed
+    assert said in printed
 
 
 DRM = {"nvidia": (), "nvidia_modeset": ("nvidia",), "nvidia_drm": ("nvidia_modeset",), "nvidia_uvm": ("nvidia",)}
 
 
+def test_a_module_whose_init_function_does_not_return_disturbs_no_pod(tmp_path: Path) -> None:
+    """open-gpu-kernel-modules#968: `modprobe nvidia-drm` never returns, and no process has the device open."""
+
+    def prepare(tree: HostTree) -> None:
+        modules_loaded(tree, "nvidia_drm")
+        tree.write("sys/module/nvidia_drm/initstate", "coming")
+        fake_tools.count(tree.root / "sys/module/nvidia_drm", 1)
+
+    with by_hand(tmp_path, prepare, "nvidia") as node:
+        check_disturbs_no_pod(node, "module nvidia_drm is still being loaded: its init function has not returned")
+
+
 @pytest.mark.parametrize(
-    ("node_name", "module", "process"),
+    ("shown", "module", "process"),
     [
         ("dri/card1", "nvidia_drm", "gnome-shell"),
         ("nvidia-uvm", "nvidia_uvm", "python3"),
@@ -269,54 +253,35 @@ DRM = {"nvidia": (), "nvidia_modeset": ("nvidia",), "nvidia_drm": ("nvidia_modes
         ("i2c-3", "nvidia", "i2cdump"),
     ],
 )
-def test_a_process_is_found_by_any_device_node_of_the_driver(
-    tmp_path: Path, node_name: str, module: str, process: str
-) -> None:
+def test_a_process_is_found_by_any_node_of_the_driver(tmp_path: Path, shown: str, module: str, process: str) -> None:
     """optimus-manager#354, Bumblebee#1075: a desktop has the driver through DRM, and no /dev/nvidia0."""
 
     def prepare(tree: HostTree) -> None:
-        tree.add_driver(OLD_ROOT, OLD, modules=DRM)
-        for name in ("nvidia_drm", "nvidia_uvm"):
-            argv = ["--dirname", str(tree.root / OLD_ROOT.lstrip("/")), "--set-version", KERNEL, name]
-            assert fake_tools.modprobe(tree.root, argv) == 0
-        tree.record(OLD_DIGEST, OLD_ROOT, OLD)
-        shown_by_the_kernel(tree, node_name)
-        running = tree.root / "proc/2211"
-        (running / "fd").mkdir(parents=True)
-        (running / "fd/3").symlink_to(f"/dev/{node_name}")
-        (running / "stat").write_text(f"2211 ({process}) S 1 {'0 ' * 40}\n")
-        (running / "status").write_text(f"Name:\t{process}\n")
-        (running / "cgroup").write_text("0::/user.slice/user-1000.slice/session-3.scope\n")
+        modules_loaded(tree, "nvidia_drm", "nvidia_uvm")
+        shown_by_the_kernel(tree, shown)
+        tree.write("proc/2211/stat", f"2211 ({process}) S 1 {'0 ' * 40}")
+        tree.write("proc/2211/status", f"Name:\t{process}")
+        tree.write("proc/2211/cgroup", "0::/user.slice/user-1000.slice/session-3.scope")
+        (tree.root / "proc/2211/fd").mkdir()
+        (tree.root / "proc/2211/fd/3").symlink_to(f"/dev/{shown}")
         fake_tools.count(tree.root / "sys/module" / module, 1)
 
     with by_hand(tmp_path, prepare, "nvidia") as node:
-        node.cluster.add_workload("train-0", app="train", resource="")
-        pods = set(node.cluster.pods())
-        assert f"/dev/{node_name}" in node.call("holders")[1]
-        options = {"DEVICE_FREE_TIMEOUT": "2s", "ENABLE_GPU_POD_EVICTION": "true", "DRIVER_LOAD": "container"}
-        code, said = node.call("uninstall_driver", **options)
-        assert (code, set(node.cluster.pods()), is_paused(node)) == (4, pods, False), said
-        assert f"{process} (pid 2211)" in said
+        assert f"/dev/{shown}" in node.call("holders")[1]
+        check_disturbs_no_pod(node, f"{process} (pid 2211)")
 
 
 def shown_by_the_kernel(tree: HostTree, node_name: str) -> None:
     """The device node, as sysfs shows one with a class, and /proc/devices the majors without one."""
-    node = tree.root / "dev" / node_name
-    node.parent.mkdir(parents=True, exist_ok=True)
-    node.touch()
+    tree.write(f"dev/{node_name}", "")
     majors = "195 nvidia\n235 nvidia-caps\n237 nvidia-nvswitch\n509 nvidia-uvm\n"
-    (tree.root / "proc/devices").write_text(f"Character devices:\n  1 mem\n{majors}\nBlock devices:\n  8 sd\n")
-    device = tree.root / "sys/bus/pci/devices/0000:c1:00.0"
-    driver = tree.root / "sys/bus/pci/drivers/nvidia"
+    tree.write("proc/devices", f"Character devices:\n  1 mem\n{majors}\nBlock devices:\n  8 sd")
+    device, driver = tree.root / "sys/bus/pci/devices/0000:c1:00.0", tree.root / "sys/bus/pci/drivers/nvidia"
     driver.mkdir(parents=True)
     (driver / "module").symlink_to("../../../../module/nvidia")
     (device / "driver").symlink_to(driver)
-    shown = tree.root / "sys/dev/char/226:1"
-    shown.mkdir(parents=True)
-    (shown / "device").symlink_to(device)
-    (shown / "uevent").write_text("MAJOR=226\nMINOR=1\nDEVNAME=dri/card1\n")
-    adapter, shown = device / "i2c-3", tree.root / "sys/dev/char/89:3"
-    adapter.mkdir()
-    shown.mkdir()
-    (shown / "device").symlink_to(adapter)
-    (shown / "uevent").write_text("MAJOR=89\nMINOR=3\nDEVNAME=i2c-3\n")
+    (device / "i2c-3").mkdir()
+    for major, minor, name, parent in ((226, 1, "dri/card1", device), (89, 3, "i2c-3", device / "i2c-3")):
+        shown = f"sys/dev/char/{major}:{minor}"
+        tree.write(f"{shown}/uevent", f"MAJOR={major}\nMINOR={minor}\nDEVNAME={name}")
+        (tree.root / shown / "device").symlink_to(parent)

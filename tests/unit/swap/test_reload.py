@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +11,7 @@ from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.notes import load_numbers, load_text
 from driver_manager.adapters.host.system import read_host
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.host import ReloadRequest, encode_reload_request
+from driver_manager.domain.host import Host, ReloadRequest, encode_reload_request
 from driver_manager.domain.observation import Loader
 from driver_manager.domain.profile import Profile
 from driver_manager.sandbox import fake_tools
@@ -20,7 +20,6 @@ from driver_manager.sandbox.scenarios import NEW, NEW_DIGEST
 from tests.support.fakes.builders import OLD_DIGEST, PROFILE, PROFILES
 from tests.support.fakes.sandboxed import by_hand
 from tests.support.fakes.scenarios import NEW_ROOT, OLD_ROOT, made, undisturbed
-from tests.support.fakes.world import World
 
 REQUEST = PROFILE.paths.reload_request
 RELOADS = "reload_by_manager"
@@ -49,49 +48,27 @@ def test_a_killed_reload_is_finished_and_not_begun_again(effect: int, after: boo
     world.again(ExitCode.DONE, "nothing to do: driver is current")
 
 
-@pytest.mark.parametrize(
-    ("request_of", "policy"),
-    [
-        ({"boot_id": "boot-0"}, {}),
-        ({"load": "another"}, {}),
-        ({}, {"loader": Loader.NONE}),
-    ],
-    ids=["another boot", "another load", "loaded by the host"],
-)
-def test_a_request_of_another_boot_or_load_changes_nothing(
-    request_of: dict[str, str], policy: dict[str, Loader]
-) -> None:
-    world = made(RELOADS, **policy)
-    world.host.ask_for_reload(**request_of)
-    world.ended(ExitCode.DONE, "nothing to do: driver is current")
-    assert (world.host.loads, REQUEST in world.host.files) == (1, True)
-
-
-def sick_after(world: World) -> None:
-    world.host.sick = {"2.0"}
-
-
-def without_nodes(world: World) -> None:
-    world.host.has_device_nodes = False
+def test_a_request_of_another_boot_or_load_or_of_the_hosts_own_driver_changes_nothing() -> None:
+    for request, policy in (({"boot_id": "boot-0"}, {}), ({"load": "another"}, {}), ({}, {"loader": Loader.NONE})):
+        world = made(RELOADS, **policy)
+        world.host.ask_for_reload(**request)
+        world.ended(ExitCode.DONE, "nothing to do: driver is current")
+        assert (world.host.loads, REQUEST in world.host.files) == (1, True), (request, policy)
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["", "killed"])
-@pytest.mark.parametrize("is_sick_before", [False, True])
-@pytest.mark.parametrize("fault", [sick_after, without_nodes])
-def test_a_device_that_a_reload_does_not_recover_is_told_and_the_run_ends_well(
-    fault: Callable[[World], None], is_sick_before: bool, kill: bool
-) -> None:
-    world = made(RELOADS)
-    if is_sick_before:
-        sick_after(world)
-    world.on("load rebellions", fault, after=True)
+@pytest.mark.parametrize("was_sick", [False, True])
+@pytest.mark.parametrize("fault", [{"sick": {"2.0"}}, {"has_device_nodes": False}], ids=["sick", "no device node"])
+def test_a_reload_that_recovers_nothing_says_so(fault: dict[str, Any], was_sick: bool, kill: bool) -> None:
+    world = made(RELOADS, sick={"2.0"}) if was_sick else made(RELOADS)
+    world.on("load rebellions", lambda one: one.given(**fault), after=True)
     if kill:
         world.killed("load rebellions_core")
-    told = "" if fault is sick_after and is_sick_before else "the reload did not recover it"
+    said = "" if "sick" in fault and was_sick else "the reload did not recover it"
     world.ended(ExitCode.DONE, "driver 2.0 loaded")
     outcome = world.node.annotations[PROFILE.keys.last_outcome]
-    assert told in outcome
-    assert ("as before the swap" in outcome) is not bool(told)
+    assert said in outcome
+    assert ("as before the swap" in outcome) is not bool(said)
     assert (world.host.loads, world.is_released) == (2, True)
     world.again(ExitCode.DONE, "nothing to do: driver is current")
 
@@ -113,95 +90,89 @@ def test_a_run_that_continues_a_reload_with_another_driver_judges_that_one() -> 
 
 # what the host's file says, on the sandbox's host
 
-LOADED = "<loaded>"
 
-
-def prepared(folder: Path, profile: Profile = PROFILE) -> tuple[HostTree, HostRoots]:
+def prepared(folder: Path, profile: Profile = PROFILE) -> HostTree:
     tree = HostTree(folder / "host", folder / "bin", profile)
     tree.build()
     tree.add_driver("/opt/driver", NEW, modules=dict.fromkeys(profile.modules.roots, ()))
     tree.load("/opt/driver")
-    return tree, HostRoots(*(tree.root / name for name in ("", "proc", "sys", "dev")))
+    return tree
 
 
-def requested(tree: HostTree, text: str) -> None:
-    path = tree.root / tree.profile.paths.reload_request.lstrip("/")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+def roots_of(tree: HostTree) -> HostRoots:
+    return HostRoots(*(tree.root / name for name in ("", "proc", "sys", "dev")))
 
 
-def boot_of(roots: HostRoots, profile: Profile) -> str:
-    return read_host(roots, profile, "", None, loads=False).boot_id
+def seen(tree: HostTree) -> Host:
+    return read_host(roots_of(tree), tree.profile, "", None, loads=False)
+
+
+def loaded(tree: HostTree) -> str:
+    return load_text(roots_of(tree), tree.profile.modules)
+
+
+def request(tree: HostTree, *, boot: str = "", load: str | None = None, reason: str = "x") -> None:
+    """A request for this boot and load unless the test says another one."""
+    known = loaded(tree) if load is None else load
+    text = encode_reload_request(ReloadRequest(boot or seen(tree).boot_id, known, reason))
+    tree.write(tree.profile.paths.reload_request.lstrip("/"), text)
 
 
 @pytest.mark.parametrize(
-    ("boot", "load", "reason", "found"),
+    ("said", "found"),
     [
-        ("", LOADED, "rbln0 is error", "rbln0 is error"),
-        ("", LOADED, "", ""),
-        ("", LOADED, "two\nlines", "two\\nlines"),
-        ("earlier", LOADED, "x", None),
-        ("", "1", "x", None),
-        ("", "", "x", None),
+        ({"reason": "rbln0 is error"}, "rbln0 is error"),
+        ({"reason": ""}, ""),
+        ({"reason": "two\nlines"}, "two\\nlines"),
+        ({"boot": "earlier"}, None),
+        ({"load": "1"}, None),
+        ({"load": ""}, None),
     ],
 )
-def test_a_request_counts_in_its_boot_and_for_its_load(
-    tmp_path: Path, boot: str, load: str, reason: str, found: str | None
-) -> None:
-    tree, roots = prepared(tmp_path)
-    known = load_text(roots, PROFILE.modules) if load == LOADED else load
-    requested(tree, encode_reload_request(ReloadRequest(boot or boot_of(roots, PROFILE), known, reason)))
-    host = read_host(roots, PROFILE, "", None, loads=False)
+def test_a_request_counts_in_its_boot_and_for_its_load(tmp_path: Path, said: dict[str, str], found: str | None) -> None:
+    tree = prepared(tmp_path)
+    request(tree, **said)
+    host = seen(tree)
     assert (host.reload, REQUEST in host.artifacts) == (found, True)
     fake_tools.rmmod(tree.root, [PROFILE.modules.roots[0]])
-    assert read_host(roots, PROFILE, "", None, loads=False).reload is None
+    assert seen(tree).reload is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 99}', '{"schema": 1, "bootId": 1}', "\udcff"])
-def test_a_request_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
-    tree, roots = prepared(tmp_path)
-    requested(tree, "")
-    path = tree.root / REQUEST.lstrip("/")
-    path.write_bytes(text.encode(errors="surrogateescape"))
-    assert read_host(roots, PROFILE, "", None, loads=False).reload is None
+def test_a_request_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    tree = prepared(tmp_path)
+    path = tree.inside(REQUEST)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for text in ("", "{", "[]", '{"schema": 99}', '{"schema": 1, "bootId": 1}', "\udcff"):
+        path.write_bytes(text.encode(errors="surrogateescape"))
+        assert seen(tree).reload is None, text
     path.unlink()
     path.mkdir()
-    assert read_host(roots, PROFILE, "", None, loads=False).reload is None
+    assert seen(tree).reload is None
 
 
 def test_a_reload_that_was_killed_between_two_root_modules_still_counts(tmp_path: Path) -> None:
-    profile = PROFILES["furiosa"]
-    tree, roots = prepared(tmp_path, profile)
-    first, second = profile.modules.roots
-    folder = str(tree.root / "opt/driver")
-    assert fake_tools.modprobe(tree.root, ["--dirname", folder, "--set-version", KERNEL, second]) == 0
-    requested(
-        tree, encode_reload_request(ReloadRequest(boot_of(roots, profile), load_text(roots, profile.modules), "x"))
-    )
+    tree = prepared(tmp_path, PROFILES["furiosa"])
+    first, second = tree.profile.modules.roots
+    argv = ["--dirname", str(tree.inside("/opt/driver")), "--set-version", KERNEL, second]
+    assert fake_tools.modprobe(tree.root, argv) == 0
+    request(tree)
     assert fake_tools.rmmod(tree.root, [first]) == 0
-    assert list(load_numbers(roots, profile.modules)) == [second]
-    assert read_host(roots, profile, "", None, loads=False).reload == "x"
+    assert (list(load_numbers(roots_of(tree), tree.profile.modules)), seen(tree).reload) == ([second], "x")
     assert fake_tools.rmmod(tree.root, [second]) == 0
     tree.load("/opt/driver")
-    assert read_host(roots, profile, "", None, loads=False).reload is None
+    assert seen(tree).reload is None
 
 
 @pytest.mark.submission
 @pytest.mark.shares(2)
 def test_the_commands_show_the_request_and_one_run_reloads_the_driver(tmp_path: Path) -> None:
-    def prepare(tree: HostTree) -> None:
-        tree.add_driver("/opt/driver-new", NEW)
-        tree.load("/opt/driver-new")
-        tree.record(NEW_DIGEST, "/opt/driver-new", NEW)
-
-    with by_hand(tmp_path, prepare) as node:
-        roots = HostRoots(*(node.tree.root / name for name in ("", "proc", "sys", "dev")))
-        before = load_text(roots, PROFILE.modules)
-        requested(node.tree, encode_reload_request(ReloadRequest(boot_of(roots, PROFILE), before, "rbln0 is error")))
+    with by_hand(tmp_path, lambda tree: tree.serve("/opt/driver-new", NEW, NEW_DIGEST)) as node:
+        before = loaded(node.tree)
+        request(node.tree, reason="rbln0 is error")
         for words in (("plan",), ("reconcile-driver-state", "--dry-run"), ("status",)):
             assert WHY in node.call(*words)[1], words
         code, said = node.call("reconcile-driver-state")
         assert (code, WHY in said) == (0, True), said
-        assert load_text(roots, PROFILE.modules) not in ("", before)
-        assert not (node.tree.root / REQUEST.lstrip("/")).exists()
+        assert loaded(node.tree) not in ("", before)
+        assert not node.tree.inside(REQUEST).exists()
         assert "nothing to do: driver is current" in node.call("reconcile-driver-state")[1]
