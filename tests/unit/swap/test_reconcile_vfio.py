@@ -44,11 +44,15 @@ def test_a_failure_before_the_unload_gives_overrides_and_virtual_functions_back(
     assert world.state().annotations == {}
 
 
-def test_a_device_that_does_not_bind_holds_the_node_and_the_next_run_finishes() -> None:
+def test_a_device_that_does_not_bind_holds_the_node_and_one_without_virtual_functions_is_named() -> None:
     world = switching().given(unwilling={SECOND})
     world.ended(ExitCode.MODULE_FAILED, "the node stays paused, because its old driver is gone")
     world.given(unwilling=set()).again()
     assert all(one.is_on_vfio for one in world.state().devices)
+    world = made("return_from_vfio_by_manager", unwilling={PARENT})
+    world.ended()
+    assert any(f"{PARENT} has no driver that makes virtual functions" in text for text in world.reporter.warnings)
+    assert ([one.address for one in noted(world)], world.is_released) == ([PARENT], True)
 
 
 def test_there_and_back_again() -> None:
@@ -67,14 +71,6 @@ def test_there_and_back_again() -> None:
     assert [one.virtual_count for one in world.state().devices] == [1, 0, 0, 0]
     assert RECORD not in world.host.files
     assert world.state().annotations == {}
-
-
-def test_virtual_functions_that_cannot_be_made_are_said_and_tried_again() -> None:
-    world = made("return_from_vfio_by_manager", unwilling={PARENT})
-    world.ended()
-    assert any(f"{PARENT} has no driver that makes virtual functions" in text for text in world.reporter.warnings)
-    assert [one.address for one in noted(world)] == [PARENT]
-    assert world.is_released
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests.support.fakes.scenarios import LABELS as OPERAND_LABELS
 from tests.support.fakes.scenarios import OPERANDS
 from tests.support.fakes.world import World
 
+REFUSED = ExitCode.PREFLIGHT_FAILED
 VERSION_2 = Policy(loader=Loader.NONE, driver_version="2.0")
 
 
@@ -38,11 +39,7 @@ def left_by_another_run(world: World, **fields: Any) -> World:
 
 @pytest.mark.parametrize(
     ("version", "on_disk", "code"),
-    [
-        ("2.0", "2.0", ExitCode.DONE),
-        ("1.0", "2.0", ExitCode.REBOOT_REQUIRED),
-        ("1.0", "1.0", ExitCode.PREFLIGHT_FAILED),
-    ],
+    [("2.0", "2.0", ExitCode.DONE), ("1.0", "2.0", ExitCode.REBOOT_REQUIRED), ("1.0", "1.0", REFUSED)],
 )
 def test_a_run_changes_nothing_but_what_the_node_shows(version: str, on_disk: str, code: ExitCode) -> None:
     world = shipping(version, on_disk)
@@ -57,14 +54,14 @@ def test_a_failed_run_loads_nothing_again_that_an_earlier_one_unloaded() -> None
     lets_go = replace(PROFILE.modules, conflicting_removable=("generic_npu",))
     world = shipping("1.0", "1.0").given(profile=replace(PROFILE, modules=lets_go))
     left_by_another_run(world, removed=("generic_npu",), driver=OldDriver("1.0", "/"))
-    world.given(foreign_at_boot=frozenset({"generic_npu"})).ended(ExitCode.PREFLIGHT_FAILED)
+    world.given(foreign_at_boot=frozenset({"generic_npu"})).ended(REFUSED)
     assert PROFILE.keys.journal not in world.state().annotations, "it is given back"
     assert world.state().foreign == frozenset(), "loaded again"
 
 
 def test_after_a_run_that_was_giving_devices_away_the_first_run_gives_back_and_the_next_is_done() -> None:
     world = left_by_another_run(shipping("2.0", "2.0"), devices=(Binding("0000:c1:00.0", "rebellions"),))
-    world.ended(ExitCode.PREFLIGHT_FAILED)
+    world.ended(REFUSED)
     world.ended()
     assert PROFILE.keys.journal not in world.state().annotations
     assert world.state().labels[PLUGIN] == "true"
@@ -89,8 +86,7 @@ def test_the_init_container_of_a_vfio_manager_leaves_no_driver_and_all_labels_as
     world = vfio_world()
     assert world.ended().what.startswith("done: the driver was unloaded (pod rbln-system/vfio-a")
     left, effects = world.state(), len(world.killer.effects)
-    assert (left.modules, left.mounts, STATE in left.files) == ({}, (), False)
-    assert world.is_released
+    assert ((left.modules, left.mounts, STATE in left.files), world.is_released) == (({}, (), False), True)
     assert all(VFIO not in change.labels for change in world.cluster.patches)
     world.again(ExitCode.DONE, "nothing to uninstall")
     for effect in range(effects):

@@ -21,6 +21,7 @@ from tests.support.fakes.scenarios import made, swap_a_folder_for_a_slot, swap_t
 from tests.support.fakes.slots import Kept
 from tests.support.fakes.world import World
 
+Scenario = Callable[[], World]
 ROOT = "/opt/driver"
 THIRD = "3" * 64
 FAILED = ExitCode.MODULE_FAILED
@@ -52,11 +53,8 @@ def check_old(world: World) -> None:
     assert world.is_released
 
 
-# the plan
-
-
 @both
-def test_the_old_driver_is_recorded_first_and_the_window_is_unload_flip_load(scenario: Callable[[], World]) -> None:
+def test_the_old_driver_is_recorded_first_and_the_window_is_unload_flip_load(scenario: Scenario) -> None:
     decided = planned(scenario())
     assert ", ".join(names(decided)) == (
         "keep root, take node, wait for operands, wait for device, unload modules, remove artifacts, flip root, "
@@ -68,7 +66,7 @@ def test_the_old_driver_is_recorded_first_and_the_window_is_unload_flip_load(sce
     assert one(decided, FlipRoot) == FlipRoot(ROOT, f"{NEW_DIGEST}, driver 2.0", has_way_back=True)
 
 
-def test_the_files_of_the_new_driver_are_named_where_they_are_once_it_is_at_the_root() -> None:
+def test_files_are_named_where_they_are_at_the_root_and_not_recorded_as_loaded_if_they_were_replaced() -> None:
     now = situation(swap_to_a_slot())
     assert now.host.source is not None
     (file,) = now.host.source.modules
@@ -81,11 +79,7 @@ def test_the_files_of_the_new_driver_are_named_where_they_are_once_it_is_at_the_
     found = one(plan(replace(now, host=replace(now.host, source=source))), LoadModules).source
     assert [one.path for one in (*found.modules, *found.dependencies)] == [f"{ROOT}/lib/a.ko", "/lib/modules/b.ko"]
     assert found.tree == (("a", f"{ROOT}/lib/a.ko"),)
-
-
-def test_files_that_were_replaced_in_a_folder_are_not_recorded_as_the_driver_that_is_loaded() -> None:
-    """Whoever wants the old digest again would get another driver under its name."""
-    world = swap_a_folder_for_a_slot()
+    world = swap_a_folder_for_a_slot()  # else its digest would be that of another driver
     world.host.slots.trees[ROOT] = (None, "1.5")
     keep = one(planned(world), KeepRoot)
     assert (keep.digest, keep.version) == ("", "")
@@ -99,12 +93,9 @@ def test_without_a_slot_nothing_is_otherwise(name: str) -> None:
     assert planned(world) == without
 
 
-def test_a_container_that_loads_its_driver_takes_none_from_a_slot_and_a_current_driver_stays() -> None:
+def test_a_container_takes_no_driver_from_a_slot_a_current_one_stays_and_preflight_names_the_slot() -> None:
     assert "flip root" not in names(planned(swap_to_a_slot().given(loader=Loader.CONTAINER)))
     assert planned(swap_to_a_slot().given(digest=OLD_DIGEST)).steps == ()
-
-
-def test_preflight_names_the_slot() -> None:
     found = {check.name: check for check in checks(situation(swap_to_a_slot()))}
     assert found["staged slot"].what == f"staged slot {NEW_DIGEST}, driver 2.0"
     assert found["driver root"].ok is True
@@ -114,20 +105,14 @@ def with_pods(now: Situation, *pods: Pod) -> Situation:
     return replace(now, obs=replace(now.obs, pods=replace(now.obs.pods, pods=pods)))
 
 
-@pytest.mark.parametrize(("path", "is_paused"), [(f"{ROOT}/usr", True), ("/opt", False)])
-def test_a_first_install_bounces_only_who_has_the_old_root_itself(path: str, is_paused: bool) -> None:
-    now = with_pods(situation(swap_to_a_slot().given(loaded={})), pod("plugin", PLUGIN, host_paths=(path,)))
-    assert ("wait for operands" in names(plan(now))) is is_paused
-
-
-def test_a_pod_that_no_label_moves_is_said_to_see_the_old_tree() -> None:
+def test_only_who_has_the_old_root_itself_is_bounced_by_a_first_install_or_said_to_see_the_old_tree() -> None:
+    for path, is_paused in ((f"{ROOT}/usr", True), ("/opt", False)):
+        now = with_pods(situation(swap_to_a_slot().given(loaded={})), pod("plugin", PLUGIN, host_paths=(path,)))
+        assert ("wait for operands" in names(plan(now))) is is_paused, path
     now = situation(swap_to_a_slot())
     now = with_pods(now, *now.obs.pods.pods, pod("stays", host_paths=(ROOT,)))
     (said,) = (line for line in plan(now).warnings if "old driver tree" in line)
     assert said.startswith(f"rbln-system/stays mount {ROOT}")
-
-
-# a root that cannot be exchanged
 
 
 @pytest.mark.parametrize(
@@ -138,9 +123,7 @@ def test_a_pod_that_no_label_moves_is_said_to_see_the_old_tree() -> None:
         (swap_a_folder_for_a_slot, {"is_fixed": True}, "cannot be exchanged"),
     ],
 )
-def test_a_slot_that_cannot_be_used_is_refused_before_the_window(
-    scenario: Callable[[], World], changes: dict[str, Any], said: str
-) -> None:
+def test_an_unusable_slot_is_refused_before_the_window(scenario: Scenario, changes: dict[str, Any], said: str) -> None:
     world = scenario().given(**changes)
     world.ended(ExitCode.PREFLIGHT_FAILED, said)
     check_old(world)
@@ -151,9 +134,6 @@ def test_a_root_that_cannot_be_flipped_brings_the_old_driver_back() -> None:
     world = swap_to_a_slot().on("unload rebellions", lambda one: setattr(one.host.slots, "is_fixed", True))
     world.ended(FAILED, "cannot be exchanged", BACK)
     check_old(world)
-
-
-# there and back
 
 
 def test_from_a_folder_to_a_slot_and_back_to_what_was_in_it_whatever_kills_the_way_back() -> None:
@@ -176,9 +156,7 @@ def test_from_a_folder_to_a_slot_and_back_to_what_was_in_it_whatever_kills_the_w
 @both
 @pytest.mark.parametrize("fault", ["broken", "sick"])
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_driver_that_does_not_work_takes_the_root_back_too(
-    scenario: Callable[[], World], fault: str, is_killed: bool
-) -> None:
+def test_a_driver_that_does_not_work_takes_the_root_back_too(scenario: Scenario, fault: str, is_killed: bool) -> None:
     world = scenario()
     if is_killed:
         world.killed("flip")
@@ -192,26 +170,29 @@ def test_a_driver_that_does_not_work_takes_the_root_back_too(
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-@pytest.mark.parametrize("previous", [{}, {ROOT + PREVIOUS: ("1" * 64, "0.1")}])
-def test_a_failed_reinstall_goes_back_to_the_tree_that_was_loaded(
-    previous: dict[str, tuple[str | None, str]], is_killed: bool
-) -> None:
+@pytest.mark.parametrize("has_previous", [False, True])
+def test_a_failed_reinstall_goes_back_to_the_tree_that_was_loaded(has_previous: bool, is_killed: bool) -> None:
     """The staged tree has its digest and version."""
-    world, staged = swap_a_folder_for_a_slot(), (OLD_DIGEST, "1.0")
-    world.given(digest=OLD_DIGEST, policy=FORCED, trees={ROOT: (None, "1.0"), ROOT + NEXT: staged, **previous})
+    world, staged = swap_a_folder_for_a_slot().given(digest=OLD_DIGEST, policy=FORCED), (OLD_DIGEST, "1.0")
+    previous = {ROOT + PREVIOUS: ("1" * 64, "0.1")} if has_previous else {}
+    world.host.slots.trees = {ROOT: (None, "1.0"), ROOT + NEXT: staged, **previous}
     if is_killed:
         world.killed("flip")
     world.on("load rebellions", ModuleFailed("no", "Look at dmesg.")).ended(FAILED, BACK)
     assert isinstance(world.host.slots.trees[ROOT][0], Kept)
-    assert world.host.slots.trees[ROOT + PREVIOUS] == staged
-    assert world.is_released
+    assert (world.host.slots.trees[ROOT + PREVIOUS], world.is_released) == (staged, True)
 
 
-def test_the_old_driver_wanted_again_after_a_killed_swap_keeps_the_record_of_the_new_one() -> None:
+def test_the_old_driver_or_a_third_one_after_a_killed_swap_leaves_the_record_of_what_is_not_wanted() -> None:
     world = swap_to_a_slot().killed("flip").given(digest=OLD_DIGEST)
     world.ended()
     check_old(world)
     assert world.host.slots.trees[ROOT + PREVIOUS] == (NEW_DIGEST, "2.0")
+    world = swap_to_a_slot().killed("flip")
+    world.host.slots.stage(THIRD, "3.0")
+    world.given(digest=THIRD, broken={"3.0"}).ended(FAILED)
+    check_old(world)
+    assert world.host.slots.trees[ROOT + PREVIOUS] == (THIRD, "3.0")
 
 
 def test_of_trees_with_equal_versions_the_digest_names_the_way_back() -> None:
@@ -226,21 +207,10 @@ def test_of_trees_with_equal_versions_the_digest_names_the_way_back() -> None:
     assert world.host.slots.trees == trees
 
 
-def test_a_third_driver_after_a_killed_swap_leaves_the_first_as_the_way_back() -> None:
-    world = swap_to_a_slot().killed("flip")
-    world.host.slots.stage(THIRD, "3.0")
-    world.given(digest=THIRD, broken={"3.0"}).ended(FAILED)
-    check_old(world)
-    assert world.host.slots.trees[ROOT + PREVIOUS] == (THIRD, "3.0")
-
-
-def test_without_a_way_back_the_node_is_held() -> None:
+def test_without_a_way_back_the_node_is_held_and_a_forced_reinstall_of_what_is_there_flips_nothing() -> None:
     world = swap_to_a_slot().given(broken={"1.0", "2.0"})
     world.ended(FAILED)
     assert world.is_held
-
-
-def test_a_forced_reinstall_of_what_is_there_flips_nothing() -> None:
     world = swap_to_a_slot()
     world.ended()
     assert "flip root" not in names(planned(world.given(policy=FORCED)))
