@@ -316,6 +316,8 @@ def test_a_cordon_of_the_rebooter_or_a_person_is_not_ours_and_without_a_pause_th
         assert releasing(Situation.of(observation(node=now), PROFILE, Policy())) == (), now
     paused = node_patches.decoded_journal(replace(rebooters, labels=PAUSED_LABELS), PROFILE, builders.ME)
     assert paused == journal(boot_id=""), "what is ours is given back all the same"
+    alone = node_patches.decoded_journal(node(unschedulable=True, annotations={CORDON: "true"}), PROFILE, builders.ME)
+    assert alone == journal(boot_id="", labels={}, cordoned=True), "a cordon of ours alone is given back too"
 
 
 def test_the_nodes_own_journal_goes_before_what_the_labels_tell() -> None:
