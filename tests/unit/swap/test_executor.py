@@ -405,11 +405,11 @@ def test_standing_down_labels_waits_and_ends_with_ten_or_with_sigterm() -> None:
     assert world.clock.now == 1_005.0
 
 
-def test_a_run_killed_after_the_old_digest_is_removed_does_not_stand_down_next() -> None:
+def test_the_run_after_a_removed_digest_does_not_stand_down_and_a_node_given_back_is_not_said_to_stay_paused() -> None:
     world = made(CONTAINER, host_driver=OWN_DRIVER).killed(f"remove {PATHS.state_file}")
     world.ended()
     assert world.state().labels == LABELS
-    world = host_driver()  # a node given back before it stands down does not stay paused
+    world = host_driver()
     world.cluster.edit({PLUGIN: PAUSED, EXPORTER: PAUSED}, annotations={JOURNAL: encode(builders.journal())})
     world.on("patch", lambda _: None, ApiRefused("refused to patch nodes", "Give the verb."))
     assert "paused" not in world.ended(ExitCode.API_REFUSED).what
@@ -477,7 +477,7 @@ def test_whatever_is_done_to_the_driver_is_done_under_the_lock_and_an_unload_lea
     assert bool(world.host.evidence) is bool(world.host.unload_attempts)
 
 
-def test_a_killed_run_lets_go_of_the_lock_one_that_cannot_have_it_warns_and_to_hold_for_a_reboot_is_no_work() -> None:
+def test_the_lock_is_free_after_a_kill_and_while_a_run_holds_for_a_reboot_and_a_run_without_it_warns() -> None:
     assert not made(MANAGER).killed(3, after=False).host.is_at_work
     world = made(MANAGER, can_be_locked=False)
     world.ended()

@@ -306,7 +306,7 @@ def test_nothing_is_asked_that_does_not_matter(
     assert look.killer.calls == asked
 
 
-def test_claims_that_may_not_be_read_end_the_run_or_are_not_taken_for_none_and_unseen_holders_are_named() -> None:
+def test_claims_that_may_not_be_read_end_the_run_or_are_not_taken_for_none_and_of_unseen_holders_it_warns() -> None:
     look, obs = Look(), observation(pods=(HOLDING,))
     look.killer.at("claims", REFUSED, times=3)
     for rules in (EvictionRules(is_enabled=True), EvictionRules(drains=True)):
