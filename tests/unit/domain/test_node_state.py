@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +13,7 @@ from msgspec.structs import replace
 from driver_manager.domain import errors, node_state
 from driver_manager.domain.host import Marker
 from driver_manager.domain.node import NodeChange
-from driver_manager.domain.node_state import (
-    Generation,
-    LastOutcome,
-    NodeState,
-    Sighting,
-    decode_generation,
-    encode_generation,
-    seen_now,
-)
+from driver_manager.domain.node_state import Generation, LastOutcome, NodeState, Sighting, decode_generation, seen_now
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.text import MAX_CHARS
 from driver_manager.domain.wire import Unreadable
@@ -31,7 +22,6 @@ from tests.support.fakes.builders import host as a_host
 from tests.support.fakes.cluster import changed_by
 from tests.support.fakes.windows import WINDOWS
 
-GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("last-outcome-v*.json"))
 KEYS, PATHS = PROFILE.keys, PROFILE.paths
 NOON = "2026-01-02T12:00:00Z"
 TEXT = st.text(max_size=700)
@@ -51,17 +41,6 @@ OUTCOMES = st.builds(
 FAILED = LastOutcome(NodeState.FAILED, 5, "it did not load", "See dmesg.", "load modules", "ab12", "1.0", NOON, NOON)
 
 
-def test_the_words_of_the_label_are_a_contract() -> None:
-    words = {"ready", "upgrading", "held", "failed", "wedged", "reboot-required"}
-    assert {state.value for state in NodeState} == words
-
-
-@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
-def test_every_record_ever_written_is_read_and_loses_nothing_when_written_again(path: Path) -> None:
-    text = path.read_text().strip()
-    assert json.loads(node_state.encode(node_state.decode(text))) == json.loads(text)
-
-
 @given(OUTCOMES)
 def test_what_is_written_is_read_again_and_stays_small(outcome: LastOutcome) -> None:
     text = node_state.encode(outcome)
@@ -72,6 +51,16 @@ def test_what_is_written_is_read_again_and_stays_small(outcome: LastOutcome) -> 
     assert len(text) < 16 * 1024, "every character may be written as twelve"
 
 
+def test_the_words_of_the_label_are_a_contract_each_other_word_is_no_state_and_an_error_means_one() -> None:
+    words = {"ready", "upgrading", "held", "failed", "wedged", "reboot-required"}
+    assert {state.value for state in NodeState} == words
+    assert node_state.state_on(node({KEYS.state: "dancing"}), KEYS) is None
+    assert node_state.state_on(node({KEYS.state: "held"}), KEYS) is NodeState.HELD
+    states = dict.fromkeys((errors.PodsRemain, errors.PreflightFailed, errors.Terminated), NodeState.FAILED)
+    states |= {errors.RebootRequired: NodeState.REBOOT_REQUIRED, errors.StandingDown: NodeState.READY}
+    assert {error: node_state.state_after(error("what", "remedy")) for error in states} == states
+
+
 @given(st.text(max_size=300) | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps))
 def test_garbage_is_one_error_and_no_outcome(text: str) -> None:
     with pytest.raises(Unreadable):
@@ -79,38 +68,22 @@ def test_garbage_is_one_error_and_no_outcome(text: str) -> None:
     assert node_state.outcome_on(node(annotations={KEYS.last_outcome: text}), KEYS) is None
 
 
-def test_a_word_that_is_not_known_is_no_state() -> None:
-    assert node_state.state_on(node({KEYS.state: "dancing"}), KEYS) is None
-    assert node_state.state_on(node({KEYS.state: "held"}), KEYS) is NodeState.HELD
-
-
-HOLDER = "trainer (pid 42) has the device; the node was released"
-
-
-@pytest.mark.parametrize(
-    ("told", "more", "is_shown"),
-    [
-        ({}, {}, True),
-        ({}, {"what": "other words"}, False),
-        ({}, {"what": FAILED.what[:-1]}, True),
-        ({}, {"what": f"{FAILED.what} and more"}, False),
-        ({}, {"version": "2.0", "ended": "", "since": ""}, True),
-        ({}, {"state": NodeState.HELD}, False),
-        ({}, {"exit_code": 4}, False),
+def test_the_same_state_code_step_digest_and_words_are_shown_already() -> None:
+    cut, holder = FAILED.what[:-1], {"what": "trainer (pid 42) has the device; the node was released"}
+    rows: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
+        *(({}, {}, True), ({}, {"what": cut}, True), ({}, {"version": "2.0", "ended": "", "since": ""}, True)),
+        *(({}, {"what": "other words"}, False), ({}, {"what": f"{FAILED.what} and more"}, False)),
+        *(({}, {"state": NodeState.HELD}, False), ({}, {"exit_code": 4}, False), ({}, {"digest": "ab13"}, False)),
         ({}, {"step": "unload modules"}, False),
-        ({}, {"digest": "ab13"}, False),
         # Numbers make no other message.
-        ({"what": HOLDER}, {"what": "trainer (pid 7) has the device"}, True),
-        ({"what": HOLDER}, {"what": "backup (pid 42) has the device"}, False),
-    ],
-)
-def test_the_same_state_code_step_digest_and_words_are_shown_already(
-    told: dict[str, Any], more: dict[str, Any], is_shown: bool
-) -> None:
-    annotations = {KEYS.last_outcome: node_state.encode(replace(FAILED, **told))}
-    there = node({KEYS.state: "failed"}, annotations=annotations)
-    assert node_state.is_shown(there, KEYS, replace(FAILED, **more)) is is_shown
-    assert not node_state.is_shown(node({}, annotations=annotations), KEYS, FAILED), "somebody removed the label"
+        (holder, {"what": "trainer (pid 7) has the device"}, True),
+        (holder, {"what": "backup (pid 42) has the device"}, False),
+    ]
+    for past, more, is_shown in rows:
+        annotations = {KEYS.last_outcome: node_state.encode(replace(FAILED, **past))}
+        there = node({KEYS.state: "failed"}, annotations=annotations)
+        assert node_state.is_shown(there, KEYS, replace(FAILED, **more)) is is_shown, (past, more)
+        assert not node_state.is_shown(node({}, annotations=annotations), KEYS, FAILED), "the label was removed"
 
 
 def test_the_patch_and_the_json_patch_show_the_same() -> None:
@@ -136,21 +109,18 @@ def test_a_failure_ends_nothing_that_lasts(word: NodeState, lasting: tuple[NodeS
     assert node_state.added(there, NodeChange(), KEYS, held, frozenset(lasting)).labels[KEYS.state] == "held"
 
 
-@pytest.mark.parametrize(
-    ("marker", "artifacts", "state"),
-    [
-        (None, (), NodeState.READY),
-        (None, (PATHS.ready_withdrawn,), NodeState.WEDGED),
-        (Marker("recovery", "boot-1"), (PATHS.ready_withdrawn,), NodeState.REBOOT_REQUIRED),
+def test_the_hosts_marks_tell_what_lasts() -> None:
+    gone = (PATHS.ready_withdrawn,)
+    for marker, artifacts, state in (
+        *((None, (), NodeState.READY), (None, gone, NodeState.WEDGED)),
+        (Marker("recovery", "boot-1"), gone, NodeState.REBOOT_REQUIRED),
         (Marker("recovery", "an-earlier-boot"), (), NodeState.READY),
-    ],
-)
-def test_the_hosts_marks_tell_what_lasts(marker: Marker | None, artifacts: tuple[str, ...], state: NodeState) -> None:
-    host = replace(a_host(), boot_id="boot-1", marker=marker, artifacts=artifacts)
-    assert node_state.state_of(host, PROFILE) is state
-    assert node_state.lasting_on(host, PROFILE) == ({state} - {NodeState.READY})
-    bare = replace(PROFILE, paths=replace(PROFILE.paths, ready_marker=""))
-    assert NodeState.WEDGED in node_state.lasting_on(host, bare), "nothing says otherwise"
+    ):
+        host = replace(a_host(), boot_id="boot-1", marker=marker, artifacts=artifacts)
+        assert node_state.state_of(host, PROFILE) is state
+        assert node_state.lasting_on(host, PROFILE) == ({state} - {NodeState.READY})
+        bare = replace(PROFILE, paths=replace(PROFILE.paths, ready_marker=""))
+        assert NodeState.WEDGED in node_state.lasting_on(host, bare), "nothing says otherwise"
 
 
 def test_without_keys_nothing_is_shown() -> None:
@@ -174,31 +144,15 @@ def test_a_state_that_lasts_keeps_its_beginning() -> None:
     assert (another.since, another.of(1_000_000_120.0, another).since) == (another.ended, another.ended)
 
 
-def test_an_error_means_a_state() -> None:
-    states = {
-        errors.PodsRemain: NodeState.FAILED,
-        errors.PreflightFailed: NodeState.FAILED,
-        errors.RebootRequired: NodeState.REBOOT_REQUIRED,
-        errors.StandingDown: NodeState.READY,
-        errors.Terminated: NodeState.FAILED,
-    }
-    assert {error: node_state.state_after(error("what", "remedy")) for error in states} == states
-
-
-@pytest.mark.parametrize(
-    ("words", "is_asked", "is_outdated"),
-    [
-        ((None, "ready", "wedged", "dancing"), False, False),
-        (("upgrading", "held", "failed", "reboot-required"), False, True),
-        (("reboot-required",), True, False),
-    ],
-)
-def test_a_run_that_had_nothing_to_do_finds_what_is_over(
-    words: tuple[str | None, ...], is_asked: bool, is_outdated: bool
-) -> None:
-    lasting = frozenset({NodeState.REBOOT_REQUIRED} if is_asked else ())
-    nodes = [node({KEYS.state: word} if word else {}) for word in words]
-    assert [node_state.is_outdated(there, KEYS, lasting) for there in nodes] == [is_outdated] * len(nodes)
+def test_a_run_that_had_nothing_to_do_finds_what_is_over() -> None:
+    asked = frozenset({NodeState.REBOOT_REQUIRED})
+    for words, lasting, is_outdated in (
+        ((None, "ready", "wedged", "dancing"), frozenset[NodeState](), False),
+        (("upgrading", "held", "failed", "reboot-required"), frozenset[NodeState](), True),
+        (("reboot-required",), asked, False),
+    ):
+        nodes = [node({KEYS.state: word} if word else {}) for word in words]
+        assert [node_state.is_outdated(there, KEYS, lasting) for there in nodes] == [is_outdated] * len(nodes)
 
 
 def test_an_outcome_with_a_window_of_no_era_of_ours_is_garbage() -> None:
@@ -214,62 +168,48 @@ SEEN = Sighting("boot-1", "17", NEW_DIGEST, (1_700_000_100.0, 1_700_000_101.5))
 FIRST = Generation("boot-1", "17", NEW_DIGEST, 1_700_000_101.5)
 
 
-@pytest.mark.parametrize(
-    ("change", "is_same"),
-    [
-        ({}, True),
-        ({"digest": ""}, True),
-        ({"marked_s": (NOW_S - 1.0,)}, True),
-        ({"digest": OLD_DIGEST}, False),
-        ({"load": "18"}, False),
-        ({"boot_id": "boot-2"}, False),
-    ],
-)
-def test_digest_boot_and_load_make_a_generation(change: dict[str, Any], is_same: bool) -> None:
-    found = seen_now(replace(SEEN, **change), FIRST, NOW_S)
-    assert (found == FIRST) is is_same
-    assert (found.ready_s == FIRST.ready_s) is (is_same or "boot_id" in change)
+def test_digest_boot_and_load_make_a_generation() -> None:
+    rows: list[tuple[dict[str, Any], bool]] = [
+        *(({}, True), ({"digest": ""}, True), ({"marked_s": (NOW_S - 1.0,)}, True)),
+        *(({"digest": OLD_DIGEST}, False), ({"load": "18"}, False), ({"boot_id": "boot-2"}, False)),
+    ]
+    for change, is_same in rows:
+        found = seen_now(replace(SEEN, **change), FIRST, NOW_S)
+        assert (found == FIRST) is is_same, change
+        assert (found.ready_s == FIRST.ready_s) is (is_same or "boot_id" in change), change
+    later = seen_now(SEEN, replace(FIRST, digest=""), NOW_S)  # a digest that is recorded later
+    assert (later.digest, later.ready_s) == (NEW_DIGEST, FIRST.ready_s)
 
 
-def test_a_digest_that_is_recorded_later_belongs_to_the_same_generation() -> None:
-    found = seen_now(SEEN, replace(FIRST, digest=""), NOW_S)
-    assert (found.digest, found.ready_s) == (NEW_DIGEST, FIRST.ready_s)
-
-
-@pytest.mark.parametrize(
-    ("change", "earlier", "ready_s"),
-    [
+def test_a_driver_is_ready_since_the_last_of_its_files_was_written() -> None:
+    rows: list[tuple[dict[str, Any], Generation | None, float]] = [
         # Since the last of its files was written; one from the future does not count.
-        ({}, None, FIRST.ready_s),
-        ({"marked_s": (NOW_S - 9.0, NOW_S + 9.0)}, None, NOW_S - 9.0),
-        # Without a file nobody is held to have opened an earlier driver.
+        *(({}, None, FIRST.ready_s), ({"marked_s": (NOW_S - 9.0, NOW_S + 9.0)}, None, NOW_S - 9.0)),
+        # Without a file no pod is held to have opened an earlier driver.
         ({"marked_s": ()}, None, 0.0),
         # Files of an earlier generation do not count for the next one.
         ({"load": "18"}, FIRST, NOW_S),
         ({"load": "18", "marked_s": (FIRST.ready_s, NOW_S - 7.0)}, FIRST, NOW_S - 7.0),
-    ],
-)
-def test_a_driver_is_ready_since_the_last_of_its_files_was_written(
-    change: dict[str, Any], earlier: Generation | None, ready_s: float
-) -> None:
-    assert seen_now(replace(SEEN, **change), earlier, NOW_S).ready_s == ready_s
+    ]
+    for change, earlier, ready_s in rows:
+        assert seen_now(replace(SEEN, **change), earlier, NOW_S).ready_s == ready_s, change
 
 
 def test_the_node_shows_a_generation_to_the_second_and_within_the_calendar() -> None:
-    text = encode_generation(FIRST)
+    text = node_state.encode_generation(FIRST)
     assert "2023-11-14T22:15:01Z" in text
     assert (decode_generation(text), decode_generation(text).ready_s) == (FIRST, int(FIRST.ready_s))
     before = seen_now(replace(SEEN, marked_s=(-1e15,)), None, NOW_S)
     for one in (replace(FIRST, ready_s=0.0), before):
-        assert decode_generation(encode_generation(one)).ready_s == 0.0
+        assert decode_generation(node_state.encode_generation(one)).ready_s == 0.0
     for ready in ("9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "soon", ""):
         assert decode_generation(text.replace("2023-11-14T22:15:01Z", ready)).ready_s == 0.0
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"v":2}', '{"v":1,"bootId":1}', '{"v":1,"bootId":"a","load":"b"}'])
-def test_garbage_is_no_generation(text: str) -> None:
-    with pytest.raises(Unreadable):
-        decode_generation(text)
+def test_garbage_is_no_generation() -> None:
+    for text in ("", "[]", "{}", '{"v":2}', '{"v":1,"bootId":1}', '{"v":1,"bootId":"a","load":"b"}'):
+        with pytest.raises(Unreadable):
+            decode_generation(text)
 
 
 moments = st.floats(0, 2 * NOW_S, allow_nan=False)

@@ -22,7 +22,7 @@ from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.health import watch as health_record
 from driver_manager.domain.health.watch import History
 from driver_manager.domain.pods import client_record
-from driver_manager.domain.reboot.state import REBOOT_RECORD_FORM, SLOTS_FORM, decode_reboot_record, decode_slots
+from driver_manager.domain.reboot import state as reboot
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, Unreadable, decimal, seconds_of, written_time
 from driver_manager.sandbox.apiserver import apply_merge_patch
 
@@ -36,10 +36,10 @@ DOCUMENTS: dict[str, tuple[Form, Callable[[str], Any]]] = {
     "journal": (journal.FORM, journal.decode),
     "last-outcome": (node_state.FORM, node_state.decode),
     "marker": (host.MARKER_FORM, host.decode_marker),
-    "rebooter": (REBOOT_RECORD_FORM, decode_reboot_record),
+    "rebooter": (reboot.REBOOT_RECORD_FORM, reboot.decode_reboot_record),
     "recovery-note": (node_state.NOTE_FORM, lambda text: node_state.NOTE_FORM.read(text).record(node_state.Recovery)),
     "slot": (host.STAGED_FORM, host.decode_staged),
-    "slots": (SLOTS_FORM, decode_slots),
+    "slots": (reboot.SLOTS_FORM, reboot.decode_slots),
     "wish": (host.REBOOT_WISH_FORM, host.decode_reboot_wish),
 }
 FORMS = {**{name: form for name, (form, _) in DOCUMENTS.items()}, "health": health_record.WATCH_RECORD_FORM}
@@ -52,6 +52,7 @@ class UnreadableError(ConfigError):
     """What the form of these tests raises."""
 
 
+Bindings = tuple[pci.Binding, ...]
 FORM = Form("the test", UnreadableError, "Do better.")
 
 
@@ -85,13 +86,21 @@ def refusal(read: Callable[[str], Any], text: str) -> str:
     return ""
 
 
-# documents
+def health_again(text: str) -> str:
+    boot = json.loads(text)["bootId"]
+    return health_record.encode_watch_record(health_record.decode_watch_record(text, boot), boot)
 
 
 AGAIN: dict[str, Callable[[str], str]] = {
     "bindings": lambda text: pci.encode_bindings(*pci.decode_bindings(text)),
+    "clients": lambda text: client_record.encode(client_record.decode(text)),
     "failure": lambda text: host.encode_failure(host.decode_failure(text)),
+    "generation": lambda text: node_state.encode_generation(node_state.decode_generation(text)) + "\n",
+    "health": health_again,
+    "last-outcome": lambda text: node_state.encode(node_state.decode(text)) + "\n",
     "marker": lambda text: host.encode_marker(host.decode_marker(text)),
+    "rebooter": lambda text: reboot.encode_reboot_record(reboot.decode_reboot_record(text)),
+    "slots": lambda text: reboot.encode_slots(reboot.decode_slots(text)) + "\n",
     "wish": lambda text: host.encode_reboot_wish(host.decode_reboot_wish(text)),
 }
 
@@ -101,26 +110,14 @@ def test_every_document_ever_written_is_read_and_written_again_the_same(path: Pa
     assert AGAIN[document_of(path)](path.read_text()) == path.read_text()
 
 
-@pytest.mark.parametrize("path", HEALTH, ids=lambda path: path.name)
-def test_every_health_record_ever_written_is_read_and_written_again_the_same(path: Path) -> None:
-    text = path.read_text()
-    boot = json.loads(text)["bootId"]
-    found = health_record.decode_watch_record(text, boot)
-    assert found.failures > 0
-    assert health_record.encode_watch_record(found, boot) == text
-
-
 def test_a_newer_document_is_refused_in_the_same_words_and_asks_for_a_newer_manager() -> None:
     assert {document_of(path) for path in FILES} == FORMS.keys(), "every form has golden files"
     for path in FILES:
         form = FORMS[document_of(path)]
-        body = json.loads(path.read_text()) | {form.key: form.version + 1}
         with pytest.raises(form.unreadable) as caught:
-            form.read(json.dumps(body))
-        assert caught.value.what.startswith(
-            f"{form.name} cannot be read: version {form.version + 1} is newer than this driver-manager, "
-            f"which knows up to {form.version}"
-        ), path.name
+            form.read(json.dumps(json.loads(path.read_text()) | {form.key: form.version + 1}))
+        newer = f"version {form.version + 1} is newer than this driver-manager, which knows up to {form.version}"
+        assert caught.value.what.startswith(f"{form.name} cannot be read: {newer}"), path.name
         assert "at least as new" in caught.value.remedy, path.name
         assert caught.value.exit_code is ExitCode.USAGE, path.name
 
@@ -155,12 +152,8 @@ def test_a_wrong_value_anywhere_is_read_or_named_with_its_document(path: Path) -
 @pytest.mark.parametrize("path", HEALTH, ids=lambda path: path.name)
 def test_a_wrong_value_in_a_health_record_is_a_fresh_start_or_read(path: Path) -> None:
     body = json.loads(path.read_text())
-    ends = [
-        health_record.decode_watch_record(json.dumps(changed(body, place, value)), body["bootId"])
-        for place in places(body)
-        for value in WRONG
-    ]
-    assert History() in ends
+    texts = [json.dumps(changed(body, place, value)) for place in places(body) for value in WRONG]
+    assert History() in [health_record.decode_watch_record(text, body["bootId"]) for text in texts]
 
 
 @given(
@@ -180,9 +173,6 @@ def test_what_is_no_object_is_refused(text: str) -> None:
     for form in FORMS.values():
         with pytest.raises(form.unreadable, match="cannot be read: not "):
             form.read(text)
-
-
-# fields
 
 
 class Texts(Struct, frozen=True):
@@ -216,18 +206,12 @@ def opened(**body: Any) -> Fields:
         (lambda found: found.seconds("a"), 10**400, "a is 1000"),
         (lambda found: found.choice("a", ("x", "y")), "z", "a is 'z', expected one of x, y"),
         (lambda found: found.choice("a", ("x", "y")), ["x"], "a is a list, expected one of x, y"),
-        (lambda found: found.record(Texts), "text", "a is not a list of texts"),
-        (lambda found: found.record(Texts), ["x", 1], "a is not a list of texts"),
-        (lambda found: found.record(Texts), None, "a is not a list of texts"),
+        *((lambda found: found.record(Texts), one, "a is not a list of texts") for one in ("text", ["x", 1], None)),
         (lambda found: found.record(Flags), [1], "a is not a list of true and false"),
         (lambda found: found.texts_by_name("a"), {"x": 1}, "a holds something other than texts"),
         (lambda found: found.fields("a"), [], "a is a list, expected an object"),
         (lambda found: found.each("a"), [1], "a is not a list of objects"),
-        (
-            lambda found: found.fields("a").fields("b").text("c"),
-            {"b": {"c": {}}},
-            "a.b.c is an object, expected a text",
-        ),
+        (lambda one: one.fields("a").fields("b").text("c"), {"b": {"c": {}}}, "a.b.c is an object, expected a text"),
         (lambda found: found.each("a")[1].text("c"), [{"c": ""}, {}], r"a\[1\].c is missing, expected a text"),
     ],
 )
@@ -255,36 +239,27 @@ def test_what_is_there_is_read_as_its_type_and_what_is_not_as_its_default() -> N
     assert ("a" in found, "z" in found) == (True, False)
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda found, key: found.text(key),
-        lambda found, key: found.fields("b").fields(key).fields(key).text("c"),
-        lambda found, key: found.each(key),
-        lambda found, key: found.texts_by_name(key),
-        lambda found, key: found.text(key + "x"),
-    ],
-)
-def test_a_long_name_of_a_field_is_cut_in_a_message(read: Callable[[Fields, str], object]) -> None:
+def test_a_long_name_of_a_field_is_cut_in_a_message() -> None:
     key = "k" * 100_000
-    with pytest.raises(ConfigError) as caught:
-        read(opened(**{key: {"x": 1}, "b": {key: {key: 5}}}), key)
-    assert len(caught.value.what) < 400
-    assert "k" * 70 in caught.value.what
+    found = opened(**{key: {"x": 1}, "b": {key: {key: 5}}})
+    reads: tuple[Callable[[], object], ...] = (
+        lambda: found.text(key),
+        lambda: found.fields("b").fields(key).fields(key).text("c"),
+        lambda: found.each(key),
+        lambda: found.texts_by_name(key),
+        lambda: found.text(key + "x"),
+    )
+    for read in reads:
+        with pytest.raises(ConfigError) as caught:
+            read()
+        assert len(caught.value.what) < 400
+        assert "k" * 70 in caught.value.what
 
 
-# numbers and moments
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        *(("7", 7), ("007", 7), (str(2**64 - 1), 2**64 - 1)),
-        *((text, None) for text in ("", "-1", "1_0", "\u00b2", "\u0663", "9" * 21, "9" * 5_000)),
-    ],
-)
-def test_a_text_is_a_number_of_64_bits_or_none(text: str, found: int | None) -> None:
-    assert decimal(text) == found
+def test_a_text_is_a_number_of_64_bits_or_none() -> None:
+    numbers = {"7": 7, "007": 7, str(2**64 - 1): 2**64 - 1}
+    none = dict.fromkeys(("", "-1", "1_0", "\u00b2", "\u0663", "9" * 21, "9" * 5_000))
+    assert {text: decimal(text) for text in (*numbers, *none)} == {**numbers, **none}
 
 
 @given(st.integers(0, LAST_MOMENT_S))
@@ -292,51 +267,32 @@ def test_a_moment_that_is_written_is_read_again(wall_s: int) -> None:
     assert seconds_of(written_time(wall_s)) == wall_s
 
 
-@pytest.mark.parametrize(
-    ("wall_s", "text"),
-    [
-        *((wall_s, "9999-12-31T23:59:59Z") for wall_s in (LAST_MOMENT_S + 1, 1e18, 10**20, 1.7e308, math.inf)),
-        *((wall_s, "1970-01-01T00:00:00Z") for wall_s in (-1, -1e12, -(10**20), -math.inf)),
-    ],
-)
-def test_what_is_outside_of_the_calendar_is_written_as_its_end(wall_s: float, text: str) -> None:
-    assert written_time(wall_s) == text
+def test_what_is_outside_of_the_calendar_is_written_as_its_end() -> None:
+    later, earlier = (LAST_MOMENT_S + 1, 1e18, 10**20, 1.7e308, math.inf), (-1, -1e12, -(10**20), -math.inf)
+    assert [written_time(wall_s) for wall_s in later] == ["9999-12-31T23:59:59Z"] * len(later)
+    assert [written_time(wall_s) for wall_s in earlier] == ["1970-01-01T00:00:00Z"] * len(earlier)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("9999-12-31T23:59:59Z", LAST_MOMENT_S),
-        ("9999-12-31T23:59:59+01:00", LAST_MOMENT_S - 3600),
-        *((f"9999-12-31T{time}", None) for time in ("23:59:59-23:59", "23:59:59.999999-00:01")),
-        *((text, None) for text in ("0001-01-01T00:00:00+23:59", "2026-01-02T03:04:05", "2026-13-02T03:04:05Z")),
-        *((text, None) for text in ("2026-01-02", "yesterday", "")),
-    ],
-)
-def test_a_text_is_a_moment_of_the_calendar_or_none(text: str, seconds: float | None) -> None:
-    assert seconds_of(text) == seconds
+def test_a_text_is_a_moment_of_the_calendar_or_none() -> None:
+    last = {"9999-12-31T23:59:59Z": LAST_MOMENT_S, "9999-12-31T23:59:59+01:00": LAST_MOMENT_S - 3600}
+    outside = ("9999-12-31T23:59:59-23:59", "9999-12-31T23:59:59.999999-00:01", "0001-01-01T00:00:00+23:59")
+    others = ("2026-01-02T03:04:05", "2026-13-02T03:04:05Z", "2026-01-02", "yesterday", "")
+    wanted = {**last, **dict.fromkeys((*outside, *others))}
+    assert {text: seconds_of(text) for text in wanted} == wanted
 
-
-# the smallest merge patch
 
 LEAF = st.booleans() | st.integers(0, 2) | st.lists(st.integers(0, 2), max_size=2) | st.sampled_from(["", "x"])
 VALUE = st.recursive(LEAF, lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=8)
 OBJECT = st.dictionaries(st.sampled_from("abc"), VALUE, max_size=3)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "patch"),
-    [
-        ({}, {"b": {"d": 1}}, {"b": {"d": 1}}),
-        ({"a": 1, "b": 2}, {"b": 2}, {"a": None}),
+def test_a_merge_patch_changes_what_differs_and_nothing_else() -> None:
+    rows: list[tuple[Any, Any, Any]] = [
+        *(({}, {"b": {"d": 1}}, {"b": {"d": 1}}), ({"a": 1, "b": 2}, {"b": 2}, {"a": None}), ({"a": 1}, {"a": 1}, {})),
         ({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}}, {"a": {"b": None, "c": 3}}),
-        ({"a": 1}, {"a": 1}, {}),
-        ({"a": [1]}, {"a": [1, 2]}, {"a": [1, 2]}),
-        ({"a": 1}, {"a": {"b": {}}}, {"a": {"b": {}}}),
-    ],
-)
-def test_a_merge_patch_changes_what_differs_and_nothing_else(old: Any, new: Any, patch: Any) -> None:
-    assert wire.merge_patch(old, new) == patch
+        *(({"a": [1]}, {"a": [1, 2]}, {"a": [1, 2]}), ({"a": 1}, {"a": {"b": {}}}, {"a": {"b": {}}})),
+    ]
+    assert [(old, new, wire.merge_patch(old, new)) for old, new, _ in rows] == rows
 
 
 @given(OBJECT, OBJECT)
@@ -386,15 +342,12 @@ def test_the_golden_record_and_note_mean_what_they_did() -> None:
     assert host.decode_failure((GOLDEN / "failure-v1.json").read_text()) == PAST
 
 
-@given(
-    TEXT,
-    st.lists(BINDINGS, max_size=4).map(tuple),
-    st.builds(host.RebootWish, boot_id=TEXT, node=TEXT, to_driver=TEXT, is_forced=st.booleans()),
-    FAILURES,
-)
-def test_what_is_encoded_is_decoded_again(
-    boot: str, were: tuple[pci.Binding, ...], wish: host.RebootWish, past: host.PastFailure
-) -> None:
+WISHES = st.builds(host.RebootWish, boot_id=TEXT, node=TEXT, to_driver=TEXT, is_forced=st.booleans())
+
+
+@given(st.lists(BINDINGS, max_size=4).map(tuple), WISHES, FAILURES)
+def test_what_is_encoded_is_decoded_again(were: Bindings, wish: host.RebootWish, past: host.PastFailure) -> None:
+    boot = wish.boot_id
     assert pci.decode_bindings(pci.encode_bindings(boot, were)) == (boot, were)
     assert host.decode_reboot_wish(host.encode_reboot_wish(wish)) == wish
     assert host.decode_failure(host.encode_failure(past)) == past
@@ -408,9 +361,9 @@ def test_any_other_text_is_refused_with_one_exception(text: str) -> None:
             decode(text)
 
 
-@pytest.mark.parametrize("text", ["", "garbage", '{"schema": 2}', '{"schema": 1, "bootId": 1}'])
-def test_bindings_of_another_boot_and_garbage_are_none(text: str) -> None:
-    assert pci.noted_bindings(text, BOOT) == ()
+def test_bindings_of_another_boot_and_garbage_are_none() -> None:
+    garbage = ("", "garbage", '{"schema": 2}', '{"schema": 1, "bootId": 1}')
+    assert [pci.noted_bindings(text, BOOT) for text in garbage] == [()] * len(garbage)
     assert pci.noted_bindings(pci.encode_bindings(BOOT, WAS), BOOT) == WAS
     assert pci.noted_bindings(pci.encode_bindings(BOOT, WAS), "another") == ()
 
@@ -422,27 +375,17 @@ def test_whoever_noted_a_function_first_saw_it_as_it_was() -> None:
 
 
 def test_a_long_reason_and_many_attempts_are_cut_to_what_is_read_again() -> None:
-    written = host.encode_failure(replace(PAST, what="x" * 5_000, attempts=host.MAX_ATTEMPTS + 1))
-    assert (len(host.decode_failure(written).what), host.decode_failure(written).attempts) == (
-        host.MAX_WHAT_CHARS,
-        host.MAX_ATTEMPTS,
-    )
+    past = replace(PAST, what="x" * 5_000, attempts=host.MAX_ATTEMPTS + 1)
+    found = host.decode_failure(host.encode_failure(past))
+    assert (len(found.what), found.attempts) == (host.MAX_WHAT_CHARS, host.MAX_ATTEMPTS)
 
 
-@pytest.mark.parametrize(
-    ("text", "boot_id", "is_there"),
-    [
-        (host.encode_failure(PAST), PAST.boot_id, True),
-        (host.encode_failure(PAST), "another boot", False),
-        ("", PAST.boot_id, False),
-        ("{", PAST.boot_id, False),
-        (host.encode_failure(PAST).replace('"schema": 1', '"schema": 2'), PAST.boot_id, False),
-        (host.encode_failure(PAST).replace('"attempts": 3', '"attempts": 0'), PAST.boot_id, False),
-    ],
-    ids=["this-boot", "other-boot", "none", "garbage", "newer", "bad-field"],
-)
-def test_only_a_note_of_this_boot_that_can_be_read_counts(text: str, boot_id: str, is_there: bool) -> None:
-    assert (host.noted_failure(text, boot_id) is not None) is is_there
+def test_only_a_note_of_this_boot_that_can_be_read_counts() -> None:
+    text = host.encode_failure(PAST)
+    newer, bad = text.replace('"schema": 1', '"schema": 2'), text.replace('"attempts": 3', '"attempts": 0')
+    rows = {(text, PAST.boot_id): PAST, (text, "another boot"): None}
+    rows |= {(one, PAST.boot_id): None for one in ("", "{", newer, bad)}
+    assert {row: host.noted_failure(*row) for row in rows} == rows
     with pytest.raises(Unreadable, match="the note of the last failure cannot be read") as caught:
         host.decode_failure("[]")
     assert caught.value.remedy.startswith("No action needed")
