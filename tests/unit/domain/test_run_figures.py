@@ -113,49 +113,37 @@ def test_a_newer_version_and_wrong_fields_are_no_figures_but_an_earlier_version_
 @pytest.mark.submission
 @given(st.lists(RUNS, min_size=1, max_size=5))
 def test_prometheus_reads_every_figure(runs: list[RunReport]) -> None:
-    figures = after(*runs)
-    text = exposition(run_families(figures))
-    found = {(name.removeprefix("driver_manager_"), *labels.values()): value for name, labels, value in samples(text)}
-    last = runs[-1]
-    assert found[("run_failures_in_a_row",)] == figures.failures_in_a_row
-    assert found[("node_held",)] == figures.is_held
-    assert found[("run_last_exit_code",)] == last.exit_code
-    assert found[("run_last_duration_seconds",)] == last.took_s
-    for code, count in figures.runs.items():
-        assert found[("runs_total", code)] == count
-    for step, seconds in last.steps.items():
-        assert found[("run_last_step_seconds", step)] == seconds
-        assert found[("run_steps_total", step)] == figures.steps[step]
+    figures, last = after(*runs), runs[-1]
+    found = sampled(figures)
+    wanted = {
+        "run_failures_in_a_row": figures.failures_in_a_row,
+        "node_held": figures.is_held,
+        "run_last_exit_code": last.exit_code,
+        "run_last_duration_seconds": last.took_s,
+        **{f"runs_total {code}": count for code, count in figures.runs.items()},
+        **{f"run_last_step_seconds {step}": seconds for step, seconds in last.steps.items()},
+        **{f"run_steps_total {step}": figures.steps[step] for step in last.steps},
+    }
+    assert {name: found[name] for name in wanted} == wanted
 
 
 def test_the_last_window_is_published_and_counts_once_it_is_over() -> None:
     left = Outage(100.0, 4.0, {OutagePart.UNLOAD: 4.0}, is_open=True)
-    figures = after(RunReport(0, 104.0, 4.0, window=left))
-    assert sampled(figures) == {
-        ("windows_total",): 0,
-        ("window_seconds_total",): 0,
-        ("window_open",): 1,
-        ("window_last_seconds",): 4,
-        ("window_last_part_seconds", "unload"): 4,
-    }
+    figures, part = after(RunReport(0, 104.0, 4.0, window=left)), "window_last_part_seconds"
+    values = {"windows_total": 0, "window_seconds_total": 0, "window_open": 1, "window_last_seconds": 4}
+    assert sampled(figures, "window") == {**values, f"{part} unload": 4}
     figures = figures.with_window(left.ended_by_container(111.0, 113.0, 160.0))
-    assert sampled(figures) == {
-        ("windows_total",): 1,
-        ("window_seconds_total",): 13,
-        ("window_open",): 0,
-        ("window_last_seconds",): 13,
-        ("window_last_part_seconds", "unload"): 4,
-        ("window_last_part_seconds", "install"): 7,
-        ("window_last_part_seconds", "probe"): 2,
-    }
+    values = {"windows_total": 1, "window_seconds_total": 13, "window_open": 0, "window_last_seconds": 13}
+    assert sampled(figures, "window") == {**values, f"{part} unload": 4, f"{part} install": 7, f"{part} probe": 2}
 
 
-def sampled(figures: RunFigures) -> dict[tuple[str, ...], float]:
-    """The samples of the window's families."""
+def sampled(figures: RunFigures, word: str = "") -> dict[str, float]:
+    """The samples with this word in their names, by name and values of the labels."""
+    found = samples(exposition(run_families(figures)))
     return {
-        (name.removeprefix("driver_manager_"), *labels.values()): value
-        for name, labels, value in samples(exposition(run_families(figures)))
-        if "window" in name
+        " ".join((name.removeprefix("driver_manager_"), *labels.values())): value
+        for name, labels, value in found
+        if word in name
     }
 
 

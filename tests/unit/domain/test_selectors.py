@@ -33,9 +33,9 @@ REFUSED = (
 )
 
 
-@pytest.mark.parametrize(("text", "matches"), [*((one, True) for one in MATCH), *((one, False) for one in DIFFER)])
-def test_a_selector_matches_as_kubernetes_documents_it(text: str, matches: bool) -> None:
-    assert parse(text).matches(LABELS) is matches
+def test_a_selector_matches_as_kubernetes_documents_it() -> None:
+    assert [text for text in MATCH if not parse(text).matches(LABELS)] == []
+    assert [text for text in DIFFER if parse(text).matches(LABELS)] == []
 
 
 def test_every_term_has_to_hold_and_no_label_fits_a_demand() -> None:
@@ -44,13 +44,10 @@ def test_every_term_has_to_hold_and_no_label_fits_a_demand() -> None:
     assert parse("app").text == "app"
 
 
-@pytest.mark.parametrize("text", REFUSED)
-def test_what_kubernetes_would_refuse_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="unable to parse requirement"):
-        parse(text)
-
-
-def test_the_bad_term_among_good_ones_is_named() -> None:
+def test_what_kubernetes_would_refuse_is_refused_and_the_bad_term_among_good_ones_is_named() -> None:
+    for text in REFUSED:
+        with pytest.raises(ValueError, match="unable to parse requirement"):
+            parse(text)
     with pytest.raises(ValueError, match=r"unable to parse requirement: tier in web$"):
         parse("app=web,tier in web,x")
 
@@ -84,12 +81,9 @@ def test_each_form_and_its_negation_are_opposites(key: str, value: str, labels: 
     assert parse(f"{key}={value}").matches(labels) is (labels.get(key) == value)
 
 
-@pytest.mark.parametrize(
-    ("text", "terms"),
-    [("", []), ("a", ["a"]), ("a,b", ["a", "b"]), ("a in (x,y), b", ["a in (x,y)", "b"]), ("a,", ["a", ""])],
-)
-def test_commas_outside_of_parentheses_separate(text: str, terms: list[str]) -> None:
-    assert split(text) == terms
+def test_commas_outside_of_parentheses_separate() -> None:
+    rows = {"": [], "a": ["a"], "a,b": ["a", "b"], "a in (x,y), b": ["a in (x,y)", "b"], "a,": ["a", ""]}
+    assert {text: split(text) for text in rows} == rows
 
 
 def test_keys_and_values_are_those_of_labels() -> None:

@@ -16,12 +16,12 @@ ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS,
 HEALTH = [*settings.HEALTH, *settings.HOST, *settings.LOGGING]
 
 
-@pytest.mark.parametrize("options", [ALL, HEALTH])
-def test_every_option_of_a_command_has_one_name_and_one_variable(options: list[AnySetting]) -> None:
-    assert len({setting.name for setting in options}) == len(options)
-    variables = [name for setting in options for name in (setting.env, *setting.also)]
-    assert len(set(variables)) == len(variables)
-    assert all(setting.help for setting in options)
+def test_every_option_of_a_command_has_one_name_and_one_variable() -> None:
+    for options in (ALL, HEALTH):
+        assert len({setting.name for setting in options}) == len(options)
+        variables = [name for setting in options for name in (setting.env, *setting.also)]
+        assert len(set(variables)) == len(variables)
+        assert all(setting.help for setting in options)
 
 
 def has_a_default_of_its_kind(setting: AnySetting) -> bool:
@@ -94,30 +94,26 @@ def test_each_constant_is_named_as_its_variable_and_stands_under_one_heading() -
     assert sorted(one.env for one in under) == sorted(constants)
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("ENABLE_NPU_POD_EVICTON", "ENABLE_NPU_POD_EVICTION"),
-        ("ENABLE_GPU_POD_EVICITON", "ENABLE_GPU_POD_EVICTION"),
-        ("GPU_POD_EVICTION_FORCE", "NPU_POD_EVICTION_FORCE"),
-        ("DRAIN_TIMEOUT_SECOND", "DRAIN_TIMEOUT_SECONDS"),
-        ("FORCE_REINSTAL", "FORCE_REINSTALL"),
-        ("FORCE_REINSTALLL", "FORCE_REINSTALL"),
-        ("HEALTH_WATCH_PERIOD", "HEALTH_WATCH_TIMEOUT"),
-        ("NPU_POD_EVICTION_TIMEOUT", "POD_EVICTION_TIMEOUT"),
-        *(
-            (name, "")
-            for name in ("ENABLE_NPU_POD_EVICTION", "DRAIN_USE_FORCE", "POD_NAMES", "LOGLEVEL", "KUBE_CONFIG")
-        ),
-        *((name, "") for name in ("SYSROOT", "NVIDIA_DRIVER_ROOT", "DRIVER_TOOLKIT_IMAGE", "GPU_DIRECT_RDMA_ENABLED")),
-        *((name, "") for name in ("USE_HOST_MOFED", "NVIDIA_VISIBLE_DEVICES", "HOSTNAME", "NODE_IP", "https_proxy")),
-        *((f"REBOOTER{end}", "") for end in ("_SERVICE_HOST", "_SERVICE_PORT", "_SERVICE_PORT_HTTP", "_PORT")),
-        *((f"HEALTH_WATCH_PORT_9400_TCP{end}", "") for end in ("", "_PROTO", "_PORT", "_ADDR")),
-        *((f"DRIVER_LOAD{end}", "") for end in ("_PORT", "_SERVICE_HOST")),
-    ],
-)
-def test_a_variable_that_is_nearly_one_of_ours_is_named_with_it(name: str, near: str) -> None:
-    assert settings.mistyped([name, "PATH", "HOME"]) == ({name: near} if near else {})
+def test_a_variable_that_is_nearly_one_of_ours_is_named_with_it() -> None:
+    near = {
+        "ENABLE_NPU_POD_EVICTON": "ENABLE_NPU_POD_EVICTION",
+        "ENABLE_GPU_POD_EVICITON": "ENABLE_GPU_POD_EVICTION",
+        "GPU_POD_EVICTION_FORCE": "NPU_POD_EVICTION_FORCE",
+        "DRAIN_TIMEOUT_SECOND": "DRAIN_TIMEOUT_SECONDS",
+        **dict.fromkeys(("FORCE_REINSTAL", "FORCE_REINSTALLL"), "FORCE_REINSTALL"),
+        "HEALTH_WATCH_PERIOD": "HEALTH_WATCH_TIMEOUT",
+        "NPU_POD_EVICTION_TIMEOUT": "POD_EVICTION_TIMEOUT",
+    }
+    others = (
+        *("ENABLE_NPU_POD_EVICTION", "DRAIN_USE_FORCE", "POD_NAMES", "LOGLEVEL", "KUBE_CONFIG", "SYSROOT"),
+        *("NVIDIA_DRIVER_ROOT", "DRIVER_TOOLKIT_IMAGE", "GPU_DIRECT_RDMA_ENABLED", "USE_HOST_MOFED"),
+        *("NVIDIA_VISIBLE_DEVICES", "HOSTNAME", "NODE_IP", "https_proxy"),
+        *(f"REBOOTER{end}" for end in ("_SERVICE_HOST", "_SERVICE_PORT", "_SERVICE_PORT_HTTP", "_PORT")),
+        *(f"HEALTH_WATCH_PORT_9400_TCP{end}" for end in ("", "_PROTO", "_PORT", "_ADDR")),
+        *(f"DRIVER_LOAD{end}" for end in ("_PORT", "_SERVICE_HOST")),
+    )
+    for name in (*near, *others):
+        assert settings.mistyped([name, "PATH", "HOME"]) == ({name: near[name]} if name in near else {})
 
 
 def test_no_variable_of_our_manifests_looks_like_a_typing_error() -> None:

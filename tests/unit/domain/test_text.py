@@ -13,48 +13,26 @@ from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.kube.objects import about_node, event_body
 from driver_manager.adapters.report.log import for_terminal, painted
 from driver_manager.cli.options import in_form, table
+from driver_manager.domain import text as texts
 from driver_manager.domain.fleet.spec import RolloutState
 from driver_manager.domain.fleet.state import FleetDecision, Outlook, Phase
 from driver_manager.domain.fleet.status import status_of
 from driver_manager.domain.metrics import by_label, exposition
-from driver_manager.domain.text import (
-    GAP,
-    MAX_CHARS,
-    MAX_DURATION_S,
-    MAX_WHOLE_CHARS,
-    differing,
-    in_words,
-    is_digest,
-    json_text,
-    one_line,
-    parse_duration,
-    sentences,
-    shortened,
-    words_on_one_line,
-    wrapped,
-)
-
-# sentences
+from driver_manager.domain.text import MAX_CHARS, in_words, is_digest, one_line, parse_duration
 
 
-@pytest.mark.parametrize(
-    ("what", "remedy", "line"),
-    [
-        ("the device is busy", "Stop what uses it.", "the device is busy. Stop what uses it."),
-        ("the device is busy.", "Stop what uses it.", "the device is busy. Stop what uses it."),
-        ("is it busy?", "Stop what uses it.", "is it busy? Stop what uses it."),
-        ("the device is busy", "", "the device is busy"),
-    ],
-)
-def test_what_and_remedy_are_two_sentences(what: str, remedy: str, line: str) -> None:
-    assert sentences(what, remedy) == line
+def test_what_and_remedy_are_two_sentences() -> None:
+    busy, stop = "the device is busy", "Stop what uses it."
+    rows = {(busy, stop): f"{busy}. {stop}", (f"{busy}.", stop): f"{busy}. {stop}", (busy, ""): busy}
+    rows |= {("is it busy?", stop): f"is it busy? {stop}"}
+    assert {row: texts.sentences(*row) for row in rows} == rows
 
 
 @given(st.text(max_size=400), st.integers(10, 300))
 def test_a_text_is_cut_in_its_middle_and_to_its_bound(text: str, most: int) -> None:
-    cut = shortened(text, most)
+    cut = texts.shortened(text, most)
     assert len(cut) <= most
-    assert cut == text if len(text) <= most else GAP.strip() in cut
+    assert cut == text if len(text) <= most else texts.GAP.strip() in cut
 
 
 WORDS = st.lists(st.text("abcdef0123456789", min_size=8, max_size=20), min_size=1, max_size=40)
@@ -63,21 +41,13 @@ WORDS = st.lists(st.text("abcdef0123456789", min_size=8, max_size=20), min_size=
 @given(WORDS, st.integers(60, 200))
 def test_a_word_is_left_whole_or_left_out(words: list[str], most: int) -> None:
     text = " ".join(words)
-    assert set(shortened(text, most).replace(GAP, " ").split()) <= {*words, "…"}
+    assert set(texts.shortened(text, most).replace(texts.GAP, " ").split()) <= {*words, "…"}
 
 
-# digests
-
-
-@pytest.mark.parametrize(
-    ("is_one", "texts"),
-    [
-        (True, ("d", "f" * 64, "sha256:abc", "é", "d" * MAX_CHARS)),
-        (False, ("", " ", "two words", "line\n", "\t", "\x00", "\u2028", "\ufffd", "d" * (MAX_CHARS + 1))),
-    ],
-)
-def test_one_printable_word_is_a_digest_and_anything_else_is_none(is_one: bool, texts: tuple[str, ...]) -> None:
-    assert [text for text in texts if is_digest(text) is not is_one] == []
+def test_one_printable_word_is_a_digest_and_anything_else_is_none() -> None:
+    digests = ("d", "f" * 64, "sha256:abc", "é", "d" * MAX_CHARS)
+    others = ("", " ", "two words", "line\n", "\t", "\x00", "\u2028", "\ufffd", "d" * (MAX_CHARS + 1))
+    assert [text for text in (*digests, *others) if is_digest(text)] == list(digests)
 
 
 @given(st.text(max_size=40))
@@ -97,38 +67,26 @@ DIGESTS = st.text(LETTERS, min_size=1, max_size=MAX_CHARS)
 @given(DIGESTS, DIGESTS)
 def test_no_two_digests_look_alike_in_a_sentence(one: str, other: str) -> None:
     assert (in_words(one) == in_words(other)) is (one == other)
-    assert len(in_words(one)) <= MAX_WHOLE_CHARS
+    assert len(in_words(one)) <= texts.MAX_WHOLE_CHARS
 
 
-@given(
-    st.text(LETTERS, min_size=20, max_size=MAX_CHARS),
-    st.integers(0, MAX_CHARS - 1),
-    st.characters(categories=("L", "N")),
-)
+LETTER = st.characters(categories=("L", "N"))
+
+
+@given(st.text(LETTERS, min_size=20, max_size=MAX_CHARS), st.integers(0, MAX_CHARS - 1), LETTER)
 def test_two_that_differ_in_one_character_differ_in_words(digest: str, at: int, letter: str) -> None:
     other = digest[: at % len(digest)] + letter + digest[at % len(digest) + 1 :]
     assert (in_words(digest) == in_words(other)) is (digest == other)
 
 
-@pytest.mark.parametrize("digest", ["ab12", "v2.0.1", "f" * 64, "sha256:" + "0" * 64])
-def test_a_usual_digest_is_shown_whole(digest: str) -> None:
-    assert in_words(digest) == digest
+def test_a_usual_digest_is_shown_whole_and_where_two_differ_is_said_where_the_eye_may_miss_it() -> None:
+    for digest in ("ab12", "v2.0.1", "f" * 64, "sha256:" + "0" * 64):
+        assert in_words(digest) == digest
+    rows = {("ab12", "ab13"): "", ("release-2.0.1", "release-2.0.2"): ""}
+    rows |= {("0" * 64, "0" * 40 + "1" * 24): " (they differ from character 41 on)"}
+    rows |= {("0" * 64, "0" * 63): " (they differ from character 64 on)"}
+    assert {row: texts.differing(*row) for row in rows} == {row: (*row, hint) for row, hint in rows.items()}
 
-
-@pytest.mark.parametrize(
-    ("one", "other", "hint"),
-    [
-        ("ab12", "ab13", ""),
-        ("release-2.0.1", "release-2.0.2", ""),
-        ("0" * 64, "0" * 40 + "1" * 24, " (they differ from character 41 on)"),
-        ("0" * 64, "0" * 63, " (they differ from character 64 on)"),
-    ],
-)
-def test_where_two_digests_differ_is_told_where_the_eye_may_miss_it(one: str, other: str, hint: str) -> None:
-    assert differing(one, other) == (one, other, hint)
-
-
-# durations
 
 DURATIONS = (
     *(("0", 0.0), ("0s", 0.0), ("90", 90.0), ("1.5", 1.5), ("30s", 30.0), ("5m", 300.0), (" 5m ", 300.0)),
@@ -141,21 +99,13 @@ NO_DURATIONS = (
 )
 
 
-@pytest.mark.parametrize(("text", "seconds"), DURATIONS)
-def test_a_duration_is_read(text: str, seconds: float) -> None:
-    assert parse_duration(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        *((text, "is not a duration such as") for text in NO_DURATIONS),
-        *((text, "longer than 30 days") for text in ("721h", "2592001", "9" * 400)),
-    ],
-)
-def test_anything_else_is_refused(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        parse_duration(text)
+def test_a_duration_is_read_and_anything_else_is_refused() -> None:
+    assert {text: parse_duration(text) for text, _ in DURATIONS} == pytest.approx(dict(DURATIONS))
+    refused = dict.fromkeys(NO_DURATIONS, "is not a duration such as")
+    refused |= dict.fromkeys(("721h", "2592001", "9" * 400), "longer than 30 days")
+    for text, why in refused.items():
+        with pytest.raises(ValueError, match=why):
+            parse_duration(text)
 
 
 @given(st.text(max_size=12))
@@ -164,7 +114,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         seconds = parse_duration(text)
     except ValueError:
         return
-    assert 0 <= seconds <= MAX_DURATION_S
+    assert 0 <= seconds <= texts.MAX_DURATION_S
 
 
 @given(st.integers(0, 500), st.integers(0, 59), st.integers(0, 59))
@@ -187,10 +137,10 @@ def is_clean(text: str, but: str = "") -> bool:
 @given(VALUES)
 def test_words_on_one_line_are_clean_and_json_is_the_same_value(value: object) -> None:
     assert is_clean(in_form("text", value, repr))
-    written = json_text(value, indent=2)
+    written = texts.json_text(value, indent=2)
     assert is_clean(written, "\n")
     assert json.loads(written) == json.loads(json.dumps(value))
-    assert words_on_one_line(words_on_one_line(value)) == words_on_one_line(value)
+    assert texts.words_on_one_line(texts.words_on_one_line(value)) == texts.words_on_one_line(value)
 
 
 @given(TEXTS)
@@ -215,20 +165,17 @@ def test_a_control_character_is_spelled_out_also_in_what_others_show_for_us(lett
 @given(st.lists(st.text("abc.", min_size=1, max_size=30)), st.integers(20, 90), st.integers(0, 12))
 def test_a_wrapped_line_has_the_same_words_and_fits(words: list[str], columns: int, indent: int) -> None:
     line = " ".join(words)
-    lines = wrapped(line, columns, indent)
+    lines = texts.wrapped(line, columns, indent)
     assert " ".join(lines).split() == words
     assert [one for one in lines if len(one) > max(columns, indent + 20) and len(one.split()) > 1] == []
     assert all(one.startswith(" " * indent) for one in lines[1:])
-    assert wrapped(line, 0, indent) == [line]
+    assert texts.wrapped(line, 0, indent) == [line]
 
 
 def test_a_narrow_table_cuts_its_widest_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("driver_manager.cli.options.columns_of", lambda _: 60)
-    rows = [
-        ("NODE", "IMAGES", "WHY"),
-        ("a", "registry.example.com/a/very/long/name/of/an/image:1.2.3-beta4", "it is held"),
-    ]
-    lines = table(rows)
+    image = "registry.example.com/a/very/long/name/of/an/image:1.2.3-beta4"
+    lines = table([("NODE", "IMAGES", "WHY"), ("a", image, "it is held")])
     assert [len(line) <= 60 for line in lines] == [True, True]
     assert lines[1].endswith("…  it is held")
     styled = f"\x1b[33m{'y' * 40}\x1b[0m"

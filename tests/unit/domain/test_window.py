@@ -15,10 +15,11 @@ from tests.support.fakes.windows import WINDOWS
 
 WALL_S = 1_700_000_000.0
 FORM = Form("a document with a window", ConfigError, "Write it again.")
+Moments = list[tuple[OutagePart, float]]
 MOMENTS = st.lists(st.tuples(st.sampled_from(OutagePart), st.floats(0, 1_000)), max_size=12)
 
 
-def walked(log: StepLog, moments: list[tuple[OutagePart, float]], now_s: float) -> float:
+def walked(log: StepLog, moments: Moments, now_s: float) -> float:
     """Now, after each of these parts took its time."""
     for part, seconds in moments:
         log.turns_to(part, now_s)
@@ -32,7 +33,7 @@ def of(text: str) -> Outage:
 
 @given(before=MOMENTS, within=MOMENTS)
 def test_parts_make_up_the_whole_and_what_came_before_the_first_pod_counts_for_nothing(
-    before: list[tuple[OutagePart, float]], within: list[tuple[OutagePart, float]]
+    before: Moments, within: Moments
 ) -> None:
     log = StepLog()
     began_s = walked(log, before, 50.0)
@@ -51,9 +52,7 @@ def test_parts_make_up_the_whole_and_what_came_before_the_first_pod_counts_for_n
 
 
 @given(first=MOMENTS, gap_s=st.floats(0, 10_000), then=MOMENTS)
-def test_another_run_goes_on_with_it(
-    first: list[tuple[OutagePart, float]], gap_s: float, then: list[tuple[OutagePart, float]]
-) -> None:
+def test_another_run_goes_on_with_it(first: Moments, gap_s: float, then: Moments) -> None:
     dead, now_s = StepLog(), 7.0
     dead.disturbs(WALL_S, now_s)
     left = dead.outage(walked(dead, first, now_s))
@@ -92,15 +91,15 @@ def test_a_clock_that_was_set_back_between_two_runs_takes_nothing_away() -> None
     assert (found.seconds, found.parts) == (6.0, {OutagePart.EVICT: 3.0, OutagePart.OTHER: 3.0})
 
 
-@pytest.mark.parametrize(("serves", "is_open"), [(True, False), (False, True)])
-def test_a_node_that_is_given_back_before_its_driver_comes_leaves_it_open(serves: bool, is_open: bool) -> None:
-    log = StepLog()
-    log.disturbs(WALL_S, 10.0)
-    log.is_serving = serves
-    log.released(12.0)
-    found = log.outage(99.0)
-    assert found is not None
-    assert (found.seconds, found.is_open) == (2.0, is_open)
+def test_a_node_that_is_given_back_before_its_driver_comes_leaves_it_open() -> None:
+    for serves in (True, False):
+        log = StepLog()
+        log.disturbs(WALL_S, 10.0)
+        log.is_serving = serves
+        log.released(12.0)
+        found = log.outage(99.0)
+        assert found is not None
+        assert (found.seconds, found.is_open) == (2.0, not serves)
 
 
 def test_seconds_of_a_step_add_up_and_a_clock_that_goes_back_counts_nothing() -> None:
@@ -114,24 +113,17 @@ def test_seconds_of_a_step_add_up_and_a_clock_that_goes_back_counts_nothing() ->
     assert log.seconds(9.0)["release"] == 0.0
 
 
-# documents
-
-
 @given(WINDOWS)
 def test_what_is_written_is_read_again(window: Outage) -> None:
     assert of(FORM.write(window.to_json())) == window
 
 
-def test_a_part_of_a_newer_version_is_left_out() -> None:
+def test_a_part_of_a_newer_version_is_left_out_and_garbage_is_refused() -> None:
     body = {"began": 5.0, "seconds": 3.0, "parts": {"unload": 1.0, "teleport": 2.0}}
     assert of(FORM.write(body)) == Outage(5.0, 3.0, {OutagePart.UNLOAD: 1.0})
-
-
-@pytest.mark.parametrize("key", ["began", "seconds", "parts"])
-def test_garbage_is_refused(key: str) -> None:
-    body = {**Outage(1.0, 2.0).to_json(), key: "x"}
-    with pytest.raises(ConfigError, match=key):
-        of(json.dumps({"schema": 1, **body}))
+    for key in body:
+        with pytest.raises(ConfigError, match=key):
+            of(json.dumps({"schema": 1, **Outage(1.0, 2.0).to_json(), key: "x"}))
 
 
 def test_a_window_of_this_era_is_within_the_calendar() -> None:
@@ -144,54 +136,34 @@ def test_a_window_of_this_era_is_within_the_calendar() -> None:
     assert [window for window in (*ours, *others) if window.is_of_this_era] == list(ours)
 
 
-# words
-
 OPERANDS, EVICT, UNLOAD = OutagePart.OPERANDS, OutagePart.EVICT, OutagePart.UNLOAD
 SWAP = Outage(1.0, 4.21, {OPERANDS: 2.0, EVICT: 1.1, UNLOAD: 0.04, OutagePart.LOAD: 1.07})
-SO_FAR = Outage(1.0, 3.0, {UNLOAD: 3.0}, is_open=True)
 
 
-@pytest.mark.parametrize(
-    ("window", "text"),
-    [
-        (SWAP, "users were without the device for 4.2 s: evict 1.1 s, operands 2.0 s, load 1.1 s"),
-        (SO_FAR, "users have been without the device for 3.0 s so far: unload 3.0 s"),
-        (Outage(1.0, 2.0, {OPERANDS: 2.0}), "users were without operands for 2.0 s: operands 2.0 s"),
-        (Outage(1.0, 0.0), "users were without operands for 0.0 s"),
-    ],
-)
-def test_the_words_of_a_run(window: Outage, text: str) -> None:
-    assert window.sentence() == text
+def test_the_words_of_a_run() -> None:
+    so_far = Outage(1.0, 3.0, {UNLOAD: 3.0}, is_open=True)
+    without = "users were without"
+    rows = [
+        (SWAP, f"{without} the device for 4.2 s: evict 1.1 s, operands 2.0 s, load 1.1 s"),
+        (so_far, "users have been without the device for 3.0 s so far: unload 3.0 s"),
+        (Outage(1.0, 2.0, {OPERANDS: 2.0}), f"{without} operands for 2.0 s: operands 2.0 s"),
+        (Outage(1.0, 0.0), f"{without} operands for 0.0 s"),
+    ]
+    assert [(window, window.sentence()) for window, _ in rows] == rows
 
 
-# what a container loads
-
-
-@pytest.mark.parametrize(
-    ("recorded_s", "ready_s", "seconds", "parts"),
-    [
-        (115.0, 118.0, 18.0, {OutagePart.INSTALL: 11.0, OutagePart.PROBE: 3.0}),
-        (115.0, None, 15.0, {OutagePart.INSTALL: 11.0}),
-        (None, 118.0, 18.0, {OutagePart.INSTALL: 14.0}),
-        (None, None, 60.0, {OutagePart.INSTALL: 56.0}),
-        (90.0, 95.0, 60.0, {OutagePart.INSTALL: 56.0}),
-        (170.0, 180.0, 60.0, {OutagePart.INSTALL: 56.0}),
-    ],
-    ids=["both", "no marker", "no record", "neither", "of an earlier driver", "of the future"],
-)
-def test_a_container_brings_the_driver_after_the_run(
-    recorded_s: float | None, ready_s: float | None, seconds: float, parts: dict[OutagePart, float]
-) -> None:
+def test_a_container_brings_the_driver_after_the_run() -> None:
     left = Outage(100.0, 4.0, {UNLOAD: 4.0}, is_open=True)
-    assert left.ended_by_container(recorded_s, ready_s, 160.0) == Outage(100.0, seconds, {UNLOAD: 4.0, **parts})
-
-
-# what is expected
+    for recorded_s, ready_s, seconds, install_s, why in (
+        *((115.0, 118.0, 18.0, 11.0, "both"), (115.0, None, 15.0, 11.0, "no marker")),
+        *((None, 118.0, 18.0, 14.0, "no record"), (None, None, 60.0, 56.0, "neither")),
+        *((90.0, 95.0, 60.0, 56.0, "of an earlier driver"), (170.0, 180.0, 60.0, 56.0, "of the future")),
+    ):
+        parts = {UNLOAD: 4.0, OutagePart.INSTALL: install_s, **({OutagePart.PROBE: 3.0} if why == "both" else {})}
+        assert left.ended_by_container(recorded_s, ready_s, 160.0) == Outage(100.0, seconds, parts), why
 
 
 def test_a_window_that_is_over_tells_more_than_one_that_is_open() -> None:
     over, is_open = Outage(1.0, 9.0), Outage(2.0, 3.0, is_open=True)
-    assert expected(is_open, over) == over
-    assert expected(None, is_open) == is_open
-    assert expected(over, SWAP) == over
-    assert expected(None, None) is None
+    found = (expected(is_open, over), expected(None, is_open), expected(over, SWAP), expected(None, None))
+    assert found == (over, is_open, over, None)
