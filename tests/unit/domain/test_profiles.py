@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -29,18 +30,24 @@ load_record = "/run/own/record"
 """
 
 
-def test_each_file_is_a_shipped_profile() -> None:
+def test_each_file_is_a_shipped_profile_and_keeps_its_wire_contract() -> None:
     assert set(profiles.builtin()) == {file.stem for file in Path(profiles.__file__).parent.glob("*.toml")} != set()
-    assert PROFILES["ascend"].strategy is Strategy.REBOOT
-    assert PROFILES["rebellions"].strategy is Strategy.IN_PLACE
+    ascend, nvidia, rebellions = (PROFILES[name] for name in ("ascend", "nvidia", "rebellions"))
+    assert (ascend.strategy, rebellions.strategy) == (Strategy.REBOOT, Strategy.IN_PLACE)
+    assert rebellions.keys.journal == "rebellions.ai/npu-driver-manager.journal"
+    assert rebellions.keys.cordon == "rebellions.ai/npu-driver-upgrade-cordon"
+    assert rebellions.deploy.driver_key == "rebellions.ai/npu.deploy.driver"
+    assert rebellions.deploy.paused_value == "paused-for-driver-upgrade"
+    assert rebellions.paths.state_file == "/run/rbln/rbln-driver.state"
+    assert nvidia.keys.upgrade_state == "nvidia.com/gpu-driver-upgrade-state"
+    assert {name for name, one in PROFILES.items() if one.container_unloads} == {"nvidia"}
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_shipped_profile_is_consistent(name: str) -> None:
     profile = PROFILES[name]
-    assert len({value for value in asdict(profile.keys).values() if value}) == sum(
-        map(bool, asdict(profile.keys).values())
-    )
+    keys = [key for key in asdict(profile.keys).values() if key]
+    assert len(set(keys)) == len(keys)
     assert len(profile.deploy.paused_value) <= 63
     assert "-" not in "".join(profile.modules.roots), "/sys/module writes - as _"
     if profile.strategy is Strategy.REBOOT:
@@ -48,28 +55,16 @@ def test_a_shipped_profile_is_consistent(name: str) -> None:
         assert profile.modules.own == ()
 
 
-def test_the_rebellions_profile_is_the_wire_contract() -> None:
-    keys, deploy, paths = PROFILES["rebellions"].keys, PROFILES["rebellions"].deploy, PROFILES["rebellions"].paths
-    assert keys.journal == "rebellions.ai/npu-driver-manager.journal"
-    assert keys.cordon == "rebellions.ai/npu-driver-upgrade-cordon"
-    assert (deploy.driver_key, deploy.paused_value) == ("rebellions.ai/npu.deploy.driver", "paused-for-driver-upgrade")
-    assert paths.state_file == "/run/rbln/rbln-driver.state"
-
-
-def test_the_state_of_nvidias_upgrade_is_its_operators_label() -> None:
-    assert PROFILES["nvidia"].keys.upgrade_state == "nvidia.com/gpu-driver-upgrade-state"
-
-
-def test_a_small_profile_is_enough() -> None:
+def test_a_small_profile_is_enough_and_where_another_program_reboots_so_is_a_marker() -> None:
     profile = profiles.parse(GOOD, "own.toml")
-    assert profile.name == "own"
-    assert profile.probe is None
+    assert (profile.name, profile.probe) == ("own", None)
     assert profile.deploy.keys_in({"": "true", "any": "true"}) == frozenset()
+    text = GOOD.replace("in-place", "reboot").replace("[paths]", '[paths]\nreboot_marker = "/var/lib/own/marker"')
+    assert profiles.parse(text, "own.toml").strategy is Strategy.REBOOT
 
 
 CHANGED = [
-    ('name = "own"', "name = own", "is not TOML"),
-    ('name = "own"', 'nmae = "own"', "unknown key nmae"),
+    *(('name = "own"', "name = own", "is not TOML"), ('name = "own"', 'nmae = "own"', "unknown key nmae")),
     ('name = "own"', "", "name is missing"),
     ('name = "own"', "name = 1", "name is 1, expected letters, digits, dots and dashes"),
     ('name = "own"', 'name = "o wn"', "name is 'o wn', expected letters, digits, dots and dashes"),
@@ -131,28 +126,21 @@ ADDED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
+def test_a_bad_profile_names_file_key_value_and_expectation() -> None:
+    for old, new, why in (
         *CHANGED,
         ("[paths]", 'deploy = "x"\n[paths]', "unknown key modules.deploy"),
         ("[paths]", "[passthrough]\n[paths.passthrough]\n[paths]", "unknown key"),
         *(("[paths]", f"[paths]\n{text}", f"paths.{why}") for text, why in PATHS),
         *(("[keys]", f"{text}\n[keys]", why) for text, why in ADDED),
         *(("[keys]", f"[passthrough]\n{text}\n[keys]", f"passthrough.{why}") for text, why in PASSTHROUGH),
-    ],
-)
-def test_a_bad_profile_names_file_key_value_and_expectation(old: str, new: str, why: str) -> None:
-    assert old in GOOD
-    with pytest.raises(ConfigError) as caught:
-        profiles.parse(GOOD.replace(old, new, 1), "own.toml")
-    assert "own.toml" in caught.value.what
-    assert why in caught.value.what
-    assert caught.value.remedy
-
-
-def test_only_nvidias_driver_container_unloads_when_it_is_told_to_end() -> None:
-    assert {name for name, one in profiles.builtin().items() if one.container_unloads} == {"nvidia"}
+    ):
+        assert old in GOOD
+        with pytest.raises(ConfigError) as caught:
+            profiles.parse(GOOD.replace(old, new, 1), "own.toml")
+        assert "own.toml" in caught.value.what
+        assert why in caught.value.what
+        assert caught.value.remedy
 
 
 def test_a_profile_says_who_makes_the_device_nodes_and_the_module_does_unless_it_says_so() -> None:
@@ -167,25 +155,15 @@ def test_a_profile_says_who_makes_the_device_nodes_and_the_module_does_unless_it
         assert decode_profile(encode_profile(one)) == one
 
 
-def test_a_marker_is_enough_where_somebody_else_reboots() -> None:
-    text = GOOD.replace("in-place", "reboot").replace("[paths]", '[paths]\nreboot_marker = "/var/lib/own/marker"')
-    assert profiles.parse(text, "own.toml").strategy is Strategy.REBOOT
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("keys.reboot_required", "keys.approve_reboot", "keys.pre_reboot_boot_id", "keys.reboot_in_progress"),
-        *("keys.reboot_slots", "paths.reboot_marker", "paths.reboot_evidence"),
-    ],
-)
-def test_a_profile_with_a_rebooter_has_all_that_the_rebooter_writes(name: str) -> None:
+def test_a_profile_with_a_rebooter_has_all_that_the_rebooter_writes() -> None:
     text = (Path(profiles.__file__).parent / "ascend.toml").read_text()
     assert profiles.parse(text, "whole").strategy is Strategy.REBOOT
     text = text.replace('recovery = ["reboot"]\n', "")
-    less = re.sub(rf"^{name.partition('.')[2]} = .*\n", "", text, flags=re.MULTILINE)
-    with pytest.raises(ConfigError, match=rf"^profile less: {re.escape(name)} is missing"):
-        profiles.parse(less, "less")
+    keys = ("reboot_required", "approve_reboot", "pre_reboot_boot_id", "reboot_in_progress", "reboot_slots")
+    for name in (*(f"keys.{key}" for key in keys), "paths.reboot_marker", "paths.reboot_evidence"):
+        less = re.sub(rf"^{name.partition('.')[2]} = .*\n", "", text, flags=re.MULTILINE)
+        with pytest.raises(ConfigError, match=rf"^profile less: {re.escape(name)} is missing"):
+            profiles.parse(less, "less")
 
 
 OWN_ROOTS = ("/run/rbln/driver/", "/opt/vendor", "/var/lib/Ascend/driver", "/usr/local/vendor/driver")
@@ -207,8 +185,13 @@ def test_a_root_whose_mounts_may_go_is_one_of_the_drivers_own() -> None:
     assert [path for path in ("", *VITAL, *IN_VITAL, *ODDLY_SPELLED) if is_safe_root(path)] == []
 
 
-def test_a_users_file_adds_a_profile_or_replaces_one(tmp_path: Path) -> None:
+def test_a_users_file_adds_a_profile_or_replaces_one_and_one_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
+    for content in (None, b"\xff\xfe"):
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"own\.toml cannot be read"):
+            profiles.known(str(file))
     file.write_text(GOOD)
     assert set(profiles.known(str(file))) == {*PROFILES, "own"}
     file.write_text(GOOD.replace('"own"', '"nvidia"', 1))
@@ -216,64 +199,39 @@ def test_a_users_file_adds_a_profile_or_replaces_one(tmp_path: Path) -> None:
     assert set(profiles.known(None)) == set(PROFILES)
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
-    file = tmp_path / "own.toml"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"own\.toml cannot be read"):
-        profiles.known(str(file))
+BARE = {"ascend": replace(PROFILES["ascend"], present_labels=())}
 
 
-# picking
+def test_a_profile_is_picked_by_name_then_devices_then_labels_and_none_or_two_is_an_error() -> None:
+    def pick(known: dict[str, Profile], wanted: str, labels: list[str], present: set[str]) -> str:
+        return profiles.pick(wanted, known, labels, lambda profile: profile.name in present).name
 
-
-@pytest.mark.parametrize(
-    ("wanted", "labels", "present", "picked"),
-    [
-        ("nvidia", [], {"ascend"}, "nvidia"),
-        ("auto", [], {"rebellions"}, "rebellions"),
-        ("auto", ["nvidia.com/gpu.deploy.driver"], {"rebellions"}, "rebellions"),
-        ("auto", ["nvidia.com/gpu.deploy.device-plugin"], set(), "nvidia"),
-        ("auto", ["openfuyao.com/npu.present"], set(), "ascend"),
-        ("intel", [], set(), "error: no profile 'intel'"),
-        ("auto", [], set(), "error: no known PCI device and no known node label"),
-        ("auto", [], {"ascend", "nvidia"}, "error: ascend, nvidia"),
-        ("auto", ["nvidia.com/gpu.deploy.x", "rebellions.ai/npu.deploy.y"], set(), "error: nvidia, rebellions"),
-    ],
-)
-def test_a_profile_is_picked_by_name_then_devices_then_labels_and_none_or_two_is_an_error(
-    wanted: str, labels: list[str], present: set[str], picked: str
-) -> None:
-    def pick() -> str:
-        return profiles.pick(wanted, PROFILES, labels, lambda profile: profile.name in present).name
-
-    _, is_error, why = picked.partition("error: ")
-    if not is_error:
-        assert pick() == picked
-        return
-    with pytest.raises(ConfigError, match=why) as caught:
-        pick()
-    assert "DRIVER_PROFILE" in caught.value.remedy
-
-
-def test_a_profile_without_a_deploy_prefix_is_not_picked_by_any_label() -> None:
-    bare = replace(PROFILES["ascend"], present_labels=())
-    with pytest.raises(ConfigError, match="no known"):
-        profiles.pick("auto", {"ascend": bare}, ["any/label"], lambda _: False)
-
-
-# keys of the Node
+    deploy = "nvidia.com/gpu.deploy"
+    rows: list[tuple[dict[str, Profile], str, list[str], set[str], str]] = [
+        *((PROFILES, "nvidia", [], {"ascend"}, "nvidia"), (PROFILES, "auto", [], {"rebellions"}, "rebellions")),
+        (PROFILES, "auto", [f"{deploy}.driver"], {"rebellions"}, "rebellions"),
+        (PROFILES, "auto", [f"{deploy}.device-plugin"], set(), "nvidia"),
+        (PROFILES, "auto", ["openfuyao.com/npu.present"], set(), "ascend"),
+        (PROFILES, "intel", [], set(), "error: no profile 'intel'"),
+        (PROFILES, "auto", [], set(), "error: no known PCI device and no known node label"),
+        (PROFILES, "auto", [], {"ascend", "nvidia"}, "error: ascend, nvidia"),
+        (PROFILES, "auto", [f"{deploy}.x", "rebellions.ai/npu.deploy.y"], set(), "error: nvidia, rebellions"),
+        (BARE, "auto", ["any/label"], set(), "error: no known"),
+    ]
+    for known, wanted, labels, present, picked in rows:
+        remedy, (_, is_error, why) = "", picked.partition("error: ")
+        try:
+            found = pick(known, wanted, labels, present)
+        except ConfigError as error:
+            found, remedy = error.what, error.remedy
+        assert (why in found and "DRIVER_PROFILE" in remedy) if is_error else found == picked, (picked, found)
 
 
 def test_the_keys_follow_from_the_journals() -> None:
-    stems = {
-        "rebellions": "rebellions.ai/npu-driver-manager",
-        "nvidia": "nvidia.com/gpu-driver-manager",
-        "ascend": "npu.openfuyao.com/driver-manager",
-    }
-    found = {name: (PROFILES[name].keys.state, PROFILES[name].keys.last_outcome) for name in stems}
-    assert found == {name: (f"{stem}.state", f"{stem}.last-outcome") for name, stem in stems.items()}
+    nvidia, ascend = "nvidia.com/gpu-driver-manager", "npu.openfuyao.com/driver-manager"
+    for name, stem in (("rebellions", "rebellions.ai/npu-driver-manager"), ("nvidia", nvidia), ("ascend", ascend)):
+        keys = PROFILES[name].keys
+        assert (keys.state, keys.last_outcome) == (f"{stem}.state", f"{stem}.last-outcome")
 
 
 def own(journal: str, more: str = "", prefix: str = "example.com/deploy.") -> Profile:
@@ -282,40 +240,31 @@ def own(journal: str, more: str = "", prefix: str = "example.com/deploy.") -> Pr
     return profiles.parse(text.replace("[modules]", f'{more}\n[deploy]\nprefix = "{prefix}"\n[modules]'), "own.toml")
 
 
-@pytest.mark.parametrize(
-    ("journal", "more", "state"),
-    [
-        ("example.com/npu.journal", "", "example.com/npu.state"),
-        ("example.com/what-was-taken", "", "example.com/driver-manager.state"),
-        ("example.com/npu.journal", 'upgrade_state = "example.com/npu.state"', "example.com/driver-manager.state"),
-        ("example.com/npu.journal", 'state = "example.com/mine"', "example.com/mine"),
-        (f"example.com/{'x' * 54}.journal", "", f"example.com/{'x' * 54}.state"),
-    ],
-)
-def test_a_profile_from_before_these_keys_keeps_working(journal: str, more: str, state: str) -> None:
-    keys = own(journal, more).keys
-    assert keys.state == state
-    assert keys.last_outcome.endswith(".last-outcome")
-    assert len(keys.last_outcome.partition("/")[2]) <= 63
+def test_a_profile_from_before_these_keys_keeps_working() -> None:
+    at, long = "example.com/", "x" * 54
+    for journal, more, state in (
+        *(("npu.journal", "", "npu.state"), ("what-was-taken", "", "driver-manager.state")),
+        ("npu.journal", f'upgrade_state = "{at}npu.state"', "driver-manager.state"),
+        *(("npu.journal", f'state = "{at}mine"', "mine"), (f"{long}.journal", "", f"{long}.state")),
+    ):
+        keys = own(at + journal, more).keys
+        assert keys.state == at + state
+        assert keys.last_outcome.endswith(".last-outcome")
+        assert len(keys.last_outcome.partition("/")[2]) <= 63
 
 
-@pytest.mark.parametrize("prefix", ["example.com/", "example.com/npu", "example.com/npu.", "example.com/driver-"])
-@pytest.mark.parametrize("journal", ["example.com/npu.journal", "example.com/other"])
-def test_no_key_of_ours_is_taken_for_a_deploy_label(prefix: str, journal: str) -> None:
-    profile = own(journal, prefix=prefix)
-    labels = {profile.keys.state: "ready", f"{prefix}plugin": "true", profile.deploy.driver_key: "true"}
-    assert profile.deploy_keys(labels) == {f"{prefix}plugin"}
-
-
-# examples that nobody has run
-
-EXAMPLES = sorted((Path(profiles.__file__).parents[2] / "deploy/profiles-unverified").glob("*.toml"))
+def test_no_key_of_ours_is_taken_for_a_deploy_label() -> None:
+    for prefix, journal in product(("", "npu", "npu.", "driver-"), ("npu.journal", "other")):
+        profile = own(f"example.com/{journal}", prefix=f"example.com/{prefix}")
+        labels = {profile.keys.state: "ready", f"example.com/{prefix}plugin": "true", profile.deploy.driver_key: "true"}
+        assert profile.deploy_keys(labels) == {f"example.com/{prefix}plugin"}, (prefix, journal)
 
 
 def test_an_example_is_right_marked_and_never_unloads() -> None:
-    assert {path.stem for path in EXAMPLES} == {"aws-neuron", "cambricon", "hygon", "metax", "moore-threads"}
-    for path in EXAMPLES:
+    examples = sorted((Path(profiles.__file__).parents[2] / "deploy/profiles-unverified").glob("*.toml"))
+    assert {path.stem for path in examples} == {"aws-neuron", "cambricon", "hygon", "metax", "moore-threads"}
+    for path in examples:
         found = profiles.parse(path.read_text(), path.name)
         assert path.read_text().startswith("# UNVERIFIED: "), path
         assert (found.name, found.name in PROFILES) == (path.stem, False)
-        assert found.strategy is Strategy.REBOOT, "whether its modules may leave a running kernel, nobody has seen"
+        assert found.strategy is Strategy.REBOOT, "whether its modules may leave a running kernel is not known"
