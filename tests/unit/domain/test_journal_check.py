@@ -19,13 +19,8 @@ from tests.support.fakes import builders
 from tests.support.fakes.builders import DRIVER, EXPORTER, PAUSED, PLUGIN, PROFILE, driver_pod, pod
 from tests.support.fakes.scenarios import GATE, LONG_VALUE
 
-RICH = replace(
-    PROFILE,
-    modules=replace(
-        PROFILE.modules, keep_parameters=("rebellions.dep*", "usb*"), conflicting_removable=("generic_npu",)
-    ),
-    deploy=replace(PROFILE.deploy, on_unless_false=(GATE,)),
-)
+MODULES = replace(PROFILE.modules, keep_parameters=("rebellions.dep*", "usb*"), conflicting_removable=("generic_npu",))
+RICH = replace(PROFILE, modules=MODULES, deploy=replace(PROFILE.deploy, on_unless_false=(GATE,)))
 OWNER = Owner("ns/pod", "uid-1", 7, 1, 2, "boot-1")
 DRIVER_BEFORE = OldDriver("1.0", "/opt/old", ("rebellions", "rebellions_core"), "ab12", {"rebellions.depth": "7 x"})
 HONEST = Journal(
@@ -52,8 +47,9 @@ def found(journal: Journal, now: dict[str, str] = NOW) -> Checked:
     return checked(journals.Written(journal), now, RICH)
 
 
-def test_nothing_of_an_honest_journal_is_refused() -> None:
-    assert found(HONEST) == Checked(HONEST)
+def test_nothing_of_an_honest_journal_is_refused_and_a_label_that_was_edited_meanwhile_is_no_forgery() -> None:
+    for now in (NOW, {PLUGIN: "silver", EXPORTER: "paused-for-another"}):
+        assert found(HONEST, now) == Checked(HONEST)
 
 
 def driver(**fields: Any) -> dict[str, Any]:
@@ -63,9 +59,8 @@ def driver(**fields: Any) -> dict[str, Any]:
 EVICT, LOAD = OutagePart.EVICT, OutagePart.LOAD
 
 
-@pytest.mark.parametrize(
-    ("field", "hostile", "left"),
-    [
+def test_a_field_that_no_run_can_have_written_is_ignored_and_named() -> None:
+    rows: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("services", {"services": ("reboot.target", "rbln_daemon.service")}, {"services": ("rbln_daemon.service",)}),
         ("services", {"services": ("--root=/x",)}, {"services": ()}),
         ("removed", {"removed": ("dccp",)}, {"removed": ()}),
@@ -80,11 +75,8 @@ EVICT, LOAD = OutagePart.EVICT, OutagePart.LOAD
         *(
             ("driver.parameters", driver(parameters={name: value}), driver(parameters={}))
             for name, value in (
-                ("rebellions.depth", "1\ninstall rebellions x"),
-                ("rebellions.depth\ninstall x", "1"),
-                ("rebellions.depth", '1" x="'),
-                ("rebellions.speed", "1"),
-                ("usbcore.quirks", "1"),
+                *(("rebellions.depth", "1\ninstall rebellions x"), ("rebellions.depth\ninstall x", "1")),
+                *(("rebellions.depth", '1" x="'), ("rebellions.speed", "1"), ("usbcore.quirks", "1")),
             )
         ),
         *(("driver.root", driver(root=root), driver(root="")) for root in ("/opt/\nx", "opt", "/opt/../tmp")),
@@ -96,10 +88,8 @@ EVICT, LOAD = OutagePart.EVICT, OutagePart.LOAD
         ),
         ("bootId", {"boot_id": LINES}, {"boot_id": ""}),
         ("cordonManager", {"cordon_manager": LINES}, {"cordon_manager": ""}),
-        ("nodeUid", {"node_uid": "x" * 300}, {"node_uid": ""}),
-        ("step", {"step": "\x1b[2J"}, {"step": ""}),
-        ("begin", {"begin": LINES}, {"begin": ""}),
-        ("cleared", {"cleared": LINES}, {"cleared": ""}),
+        *(("nodeUid", {"node_uid": "x" * 300}, {"node_uid": ""}), ("step", {"step": "\x1b[2J"}, {"step": ""})),
+        *(("begin", {"begin": LINES}, {"begin": ""}), ("cleared", {"cleared": LINES}, {"cleared": ""})),
         *(
             ("window", {"window": window}, {"window": None})
             for window in (
@@ -107,26 +97,21 @@ EVICT, LOAD = OutagePart.EVICT, OutagePart.LOAD
                 *(Outage(0.0, 1.0, {EVICT: 1.7e308}), Outage(0.0, 1.0, {EVICT: 1.7e308, LOAD: 1.7e308})),
             )
         ),
-    ],
-)
-def test_a_field_that_no_run_can_have_written_is_ignored_and_named(
-    field: str, hostile: dict[str, Any], left: dict[str, Any]
-) -> None:
-    result = found(replace(HONEST, **hostile))
-    assert result.journal == replace(HONEST, **left)
-    assert [one.field for one in result.refused] == [field]
-    assert str(result.refused[0]).isprintable()
+    ]
+    for field, hostile, left in rows:
+        result = found(replace(HONEST, **hostile))
+        assert result.journal == replace(HONEST, **left), hostile
+        assert [one.field for one in result.refused] == [field], hostile
+        assert str(result.refused[0]).isprintable()
 
 
 @pytest.mark.parametrize("request_to_kmm", [{"namespace": "a", "name": "b", "version": "1"}, None, "\x1b[31m", 7])
-@pytest.mark.parametrize(("owner", "more"), [(OWNER, ()), (Owner("../x", "uid-1"), ("owner",))])
-def test_a_request_to_kmm_is_named_and_the_rest_is_checked(
-    request_to_kmm: Any, owner: Owner, more: tuple[str, ...]
-) -> None:
-    text = json.dumps({**json.loads(journals.encode(replace(HONEST, owner=owner))), "kmm": request_to_kmm})
-    result = checked(journals.decode(text), NOW, RICH)
-    assert result.journal == replace(HONEST, owner=Owner() if more else owner)
-    assert [one.field for one in result.refused] == ["kmm", *more]
+def test_a_request_to_kmm_is_named_and_the_rest_is_checked(request_to_kmm: Any) -> None:
+    for owner, more in ((OWNER, []), (Owner("../x", "uid-1"), ["owner"])):
+        text = json.dumps({**json.loads(journals.encode(replace(HONEST, owner=owner))), "kmm": request_to_kmm})
+        result = checked(journals.decode(text), NOW, RICH)
+        assert result.journal == replace(HONEST, owner=Owner() if more else owner)
+        assert [one.field for one in result.refused] == ["kmm", *more]
 
 
 def test_a_request_to_kmm_in_records_of_the_host_is_named_once() -> None:
@@ -138,29 +123,15 @@ def test_a_request_to_kmm_in_records_of_the_host_is_named_once() -> None:
     assert lost.refused == (journals.KMM_REMOVED,)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("example.com/foo", "chosen"),
-        ("node-restriction.kubernetes.io/tier", "true"),
-        *((key, "true") for key in (PROFILE.keys.skip, PROFILE.deploy.prefix + "a b", GATE)),
-        *((PLUGIN, value) for value in ("x y", "x" * 64, "\x1b[31m", "", "false", PAUSED, "silver")),
-    ],
-)
-def test_a_forged_label_keeps_none_paused_and_sets_none(key: str, value: str) -> None:
-    result = found(replace(HONEST, labels={EXPORTER: "gold", key: value}))
-    assert result.journal == HONEST
-    assert [one.field for one in result.refused] == ["labels"]
-
-
-def test_the_other_labels_of_a_forged_field_keep_their_originals() -> None:
+def test_a_forged_label_keeps_none_paused_and_sets_none_and_the_others_keep_their_originals() -> None:
+    others = ("node-restriction.kubernetes.io/tier", PROFILE.keys.skip, PROFILE.deploy.prefix + "a b", GATE)
+    values = ("x y", "x" * 64, "\x1b[31m", "", "false", PAUSED, "silver")
+    forged = [("example.com/foo", "chosen"), *((key, "true") for key in others), *((PLUGIN, value) for value in values)]
+    for key, value in forged:
+        result = found(replace(HONEST, labels={EXPORTER: "gold", key: value}))
+        assert (result.journal, [one.field for one in result.refused]) == (HONEST, ["labels"]), (key, value)
     labels = {PLUGIN: LONG_VALUE, "example.com/foo": "x"}
-    result = found(replace(HONEST, labels=labels), {PLUGIN: PAUSED})
-    assert result.journal.labels == {PLUGIN: LONG_VALUE}
-
-
-def test_a_label_that_was_edited_meanwhile_is_no_forgery() -> None:
-    assert found(HONEST, {PLUGIN: "silver", EXPORTER: "paused-for-another"}) == Checked(HONEST)
+    assert found(replace(HONEST, labels=labels), {PLUGIN: PAUSED}).journal.labels == {PLUGIN: LONG_VALUE}
 
 
 def test_many_refused_values_are_one_short_line() -> None:
@@ -175,42 +146,26 @@ def test_a_profile_without_deploy_labels_takes_no_label() -> None:
     assert checked(journals.Written(claims), {}, bare).journal.labels == {}
 
 
-MANAGER = pod("other", images=("acme/tool:1", "manager:1"))
-
-
-@pytest.mark.parametrize(
-    ("there", "own", "runs"),
-    [
-        (pod("a", DRIVER), None, True),
-        (pod("a", PROFILE.deploy.prefix + "vfio-manager"), None, True),
-        (pod("a", PLUGIN), None, False),
-        (pod("a", DRIVER, owner_kind="ReplicaSet"), None, False),
-        (pod("a", controller="set"), driver_pod(controller="set"), True),
-        (pod("a", controller="set", owner_kind="ReplicaSet"), driver_pod(controller="set"), False),
+def test_only_a_pod_that_runs_the_manager_can_own_a_node() -> None:
+    image, a_set, of_set = pod("other", images=("acme/tool:1", "manager:1")), {"controller": "set"}, "ReplicaSet"
+    rows: list[tuple[Pod, Pod | None, bool]] = [
+        *((pod("a", DRIVER), None, True), (pod("a", PROFILE.deploy.prefix + "vfio-manager"), None, True)),
+        *((pod("a", PLUGIN), None, False), (pod("a", DRIVER, owner_kind=of_set), None, False)),
+        (pod("a", **a_set), driver_pod(**a_set), True),
+        (pod("a", **a_set, owner_kind=of_set), driver_pod(**a_set), False),
         (pod("a", controller=""), driver_pod(controller=""), False),
         (pod("a", owner_kind="DriverRollout"), None, True),
-        (MANAGER, driver_pod(images=("manager:1",)), True),
-        (MANAGER, driver_pod(images=("manager:2",)), False),
-        (MANAGER, None, False),
-        (pod("a", programs=("sh", "driver-manager"), owner_kind=""), None, True),
+        *((image, driver_pod(images=("manager:1",)), True), (image, driver_pod(images=("manager:2",)), False)),
+        *((image, None, False), (pod("a", programs=("sh", "driver-manager"), owner_kind=""), None, True)),
         (pod("a", programs=("sh",), owner_kind=""), None, False),
-    ],
-)
-def test_only_a_pod_that_runs_the_manager_can_own_a_node(there: Pod, own: Pod | None, runs: bool) -> None:
-    assert runs_manager(there, own, PROFILE) is runs
+    ]
+    assert [(there, own, runs_manager(there, own, PROFILE)) for there, own, _ in rows] == rows
 
 
-@pytest.mark.parametrize(
-    ("change", "uid"),
-    [
-        ({}, "uid-1"),
-        ({"cleared": ""}, ""),
-        ({"cleared": LINES}, ""),
-        ({"owner": {"pod": "x", "uid": "uid-1"}}, ""),
-        ({"owner": {"pod": "ns/pod", "uid": "a\nb"}}, ""),
-        ({"owner": 7}, ""),
-        ({"v": 99}, ""),
-    ],
-)
-def test_a_rollout_believes_a_cleared_node_of_a_well_formed_owner_only(change: dict[str, Any], uid: str) -> None:
-    assert cleared_by(json.dumps({**json.loads(journals.encode(HONEST)), **change})) == uid
+def test_a_rollout_believes_a_cleared_node_of_a_well_formed_owner_only() -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
+        *(({}, "uid-1"), ({"cleared": ""}, ""), ({"cleared": LINES}, ""), ({"owner": 7}, ""), ({"v": 99}, "")),
+        *(({"owner": {"pod": "x", "uid": "uid-1"}}, ""), ({"owner": {"pod": "ns/pod", "uid": "a\nb"}}, "")),
+    ]
+    body = json.loads(journals.encode(HONEST))
+    assert [(change, cleared_by(json.dumps({**body, **change}))) for change, _ in rows] == rows
