@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from driver_manager.domain.baseline import in_service
 from driver_manager.domain.events import EVENTS
 from driver_manager.domain.health import watch
-from driver_manager.domain.health.watch import (
-    HealthState,
-    History,
-    MarkChange,
-    Mute,
-    Notice,
-    NoticeKind,
-    Sample,
-    Surroundings,
-    Wedge,
-    judge_sample,
-    notice_due,
-)
+from driver_manager.domain.health.watch import HealthState, History, Mute, Notice, NoticeKind, Sample, Wedge
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, Health, Marker, ProbeResult
 from driver_manager.domain.journal import Owner
 from tests.support.fakes.builders import PROFILE, node
 
-SEEN = Surroundings("boot", ready=True, can_request=True)
+SEEN = watch.Surroundings("boot", ready=True, can_request=True)
 NO_READY = replace(SEEN, ready=None)
 UNREADY = replace(SEEN, ready=False, is_withdrawn=True)
 OWN = Marker(RECOVERY, "boot", writer=watch.WRITER)
@@ -44,7 +32,7 @@ def judged(
     samples: str,
     history: History | None = None,
     threshold: int = 3,
-    seen: Surroundings = SEEN,
+    seen: watch.Surroundings = SEEN,
     reported: list[Notice] | None = None,
 ) -> History:
     """The history after samples such as `++-?m`: good, bad, unknown, muted. A list `reported` gets the notices."""
@@ -52,30 +40,20 @@ def judged(
     for number, letter in enumerate(samples):
         muted = "a reconcile is under way" if letter == "m" else ""
         sample = Sample(LETTERS.get(letter, Health.UNKNOWN), f"sample {number}", float(number), SINCE_S + number, muted)
-        after = judge_sample(after, sample, seen, threshold)
-        notice = notice_due(after, seen.boot_id)
+        after = watch.judge_sample(after, sample, seen, threshold)
+        notice = watch.notice_due(after, seen.boot_id)
         if reported is not None and notice is not None:
             reported.append(notice)
             after = replace(after, wedge=replace(after.wedge, reported=notice.kind))
     return after
 
 
-@pytest.mark.parametrize(
-    ("samples", "name"),
-    [
-        *(("", "starting"), ("?", "starting"), ("+", "healthy"), ("-", "suspect(1)")),
-        *(("--", "suspect(2)"), ("---", "wedged"), ("----", "wedged"), ("+---", "wedged")),
-        *(("--+", "healthy"), ("--+-", "suspect(1)"), ("--?", "suspect(2)"), ("--??????-", "wedged")),
-        *(("+???", "healthy"), ("---?", "wedged"), ("---??+", "healthy"), ("---+---", "wedged")),
-        *(("m", "muted"), ("--m", "muted"), ("--m-", "suspect(1)"), ("--m?", "starting")),
-        *(("--m+", "healthy"), ("--m---", "wedged"), ("---m", "muted"), ("---m?", "starting")),
-    ],
-)
-def test_samples_in_a_row_lead_to_a_state(samples: str, name: str) -> None:
-    assert judged(samples).name == name
-
-
 @given(st.text(alphabet="+-?m", max_size=40), st.integers(1, 5))
+@example("", 3)
+@example("--m?", 3)
+@example("---m?", 3)
+@example("--??????-", 3)
+@example("---+---", 3)
 def test_a_wedge_is_so_many_failures_since_the_last_good_sample_or_mute(samples: str, threshold: int) -> None:
     tail = samples[samples.rfind("m") + 1 :]
     failures = tail[tail.rfind("+") + 1 :].count("-")
@@ -86,24 +64,18 @@ def test_a_wedge_is_so_many_failures_since_the_last_good_sample_or_mute(samples:
         state = HealthState.MUTED
     after = judged(samples, threshold=threshold)
     assert (after.state, after.failures) == (state, failures)
+    assert after.name == (f"suspect({failures})" if state is HealthState.SUSPECT else state.value)
 
 
-@pytest.mark.parametrize(
-    ("samples", "seen", "then", "name"),
-    [
-        # without a ready marker, failures count once the driver was healthy
-        ("", NO_READY, "-----", "starting"),
-        ("", NO_READY, "--+---", "wedged"),
-        ("+m", NO_READY, "---", "wedged"),
+def test_without_a_ready_marker_only_a_driver_that_was_healthy_is_wedged() -> None:
+    gone = replace(NO_READY, is_loaded=False)
+    for samples, seen, then, name in (
+        # failures count once the driver was healthy
+        *(("", NO_READY, "-----", "starting"), ("", NO_READY, "--+---", "wedged"), ("+m", NO_READY, "---", "wedged")),
         # a driver that was gone has to be healthy again first
-        ("+m", replace(NO_READY, is_loaded=False), "---", "starting"),
-        ("+m", replace(NO_READY, is_loaded=False), "+---", "wedged"),
-    ],
-)
-def test_without_a_ready_marker_only_a_driver_that_was_healthy_is_wedged(
-    samples: str, seen: Surroundings, then: str, name: str
-) -> None:
-    assert judged(then, judged(samples, seen=seen), seen=NO_READY).name == name
+        *(("+m", gone, "---", "starting"), ("+m", gone, "+---", "wedged")),
+    ):
+        assert judged(then, judged(samples, seen=seen), seen=NO_READY).name == name, (samples, then)
 
 
 def test_a_wedge_that_is_still_marked_goes_on_after_a_mute() -> None:
@@ -112,13 +84,10 @@ def test_a_wedge_that_is_still_marked_goes_on_after_a_mute() -> None:
         assert ends == {"?": "wedged", "-": "wedged", "+": "healthy"}
 
 
-@pytest.mark.parametrize(
-    ("samples", "is_flapping"),
-    [("+-+-+", False), ("+-+-+-+", True), ("+-" * 10 + "+" * 16, True), ("+-" * 10 + "+" * 18, False)],
-)
-def test_flapping_ends_only_when_the_driver_is_calm(samples: str, is_flapping: bool) -> None:
-    assert judged(samples).is_flapping is is_flapping
-    assert not judged(samples + "m").is_flapping
+def test_flapping_ends_only_when_the_driver_is_calm() -> None:
+    rows = {"+-+-+": False, "+-+-+-+": True, "+-" * 10 + "+" * 16: True, "+-" * 10 + "+" * 18: False}
+    assert {samples: judged(samples).is_flapping for samples in rows} == rows
+    assert not any(judged(samples + "m").is_flapping for samples in rows)
 
 
 def test_evidence_is_the_last_samples_with_their_time() -> None:
@@ -126,31 +95,27 @@ def test_evidence_is_the_last_samples_with_their_time() -> None:
     assert len(history.evidence) == watch.EVIDENCE_LINES
     assert history.evidence[-2:] == ("1700000021 unhealthy: sample 21", "1700000022 unhealthy: sample 22")
     assert history.evidence[-3] == "1700000020 unknown: sample 20"
-    long = judge_sample(History(), Sample(Health.UNHEALTHY, "x" * 10_000), SEEN, 3)
+    long = watch.judge_sample(History(), Sample(Health.UNHEALTHY, "x" * 10_000), SEEN, 3)
     assert len(long.evidence[0]) < 600
 
 
 def test_failures_that_come_too_soon_after_each_other_are_one() -> None:
     history = History()
     for at_s in (0.0, 1.0, 29.9, 30.0, 31.0, 59.0):
-        history = judge_sample(history, Sample(Health.UNHEALTHY, "bad", at_s), SEEN, 3, 30.0)
+        history = watch.judge_sample(history, Sample(Health.UNHEALTHY, "bad", at_s), SEEN, 3, 30.0)
     assert history.name == "suspect(2)"
-    assert judge_sample(history, Sample(Health.UNHEALTHY, "bad", 60.0), SEEN, 3, 30.0).name == "wedged"
-    assert judge_sample(history, Sample(Health.HEALTHY, "good", 59.1), SEEN, 3, 30.0).name == "healthy"
+    assert watch.judge_sample(history, Sample(Health.UNHEALTHY, "bad", 60.0), SEEN, 3, 30.0).name == "wedged"
+    assert watch.judge_sample(history, Sample(Health.HEALTHY, "good", 59.1), SEEN, 3, 30.0).name == "healthy"
 
 
-@pytest.mark.parametrize(
-    ("seen", "why"),
-    [
+def test_nothing_is_judged_while_the_driver_is_changed_or_not_ready() -> None:
+    for seen, why in (
         *((seen, "") for seen in (SEEN, NO_READY, UNREADY, replace(SEEN, is_withdrawn=True))),
         (replace(SEEN, ready=False), "the driver is not ready"),
-        (replace(SEEN, is_loaded=False), "the driver is not loaded"),
-        (replace(NO_READY, is_loaded=False), "the driver is not loaded"),
+        *((replace(seen, is_loaded=False), "the driver is not loaded") for seen in (SEEN, NO_READY)),
         (replace(SEEN, is_reconciling=True), "a reconcile is under way"),
-    ],
-)
-def test_nothing_is_judged_while_the_driver_is_changed_or_not_ready(seen: Surroundings, why: str) -> None:
-    assert watch.why_muted(seen) == why
+    ):
+        assert watch.why_muted(seen) == why, seen
 
 
 # marks
@@ -161,38 +126,31 @@ BY_HAND = replace(MUTED, is_muted_by_hand=True)
 MARKED = replace(UNREADY, marker=OWN)
 UPGRADE, LEGACY = Marker(UPGRADE_REASON, "boot"), Marker(RECOVERY, "")
 OTHERS = (UPGRADE, replace(UPGRADE, boot_id="earlier"), FOREIGN, LEGACY)
-WITHDRAW, RESTORE, FORGET = MarkChange.WITHDRAW_READY, MarkChange.RESTORE_READY, MarkChange.FORGET_READY
-REQUEST, CLEAR = MarkChange.REQUEST_RECOVERY, MarkChange.CLEAR_REQUEST
+WITHDRAW, RESTORE, FORGET = (
+    watch.MarkChange.WITHDRAW_READY,
+    watch.MarkChange.RESTORE_READY,
+    watch.MarkChange.FORGET_READY,
+)
+REQUEST, CLEAR = watch.MarkChange.REQUEST_RECOVERY, watch.MarkChange.CLEAR_REQUEST
 
 
-@pytest.mark.parametrize(
-    ("history", "seen", "changes"),
-    [
-        (WEDGED, SEEN, (WITHDRAW, REQUEST)),
+def test_a_state_calls_for_marks_and_never_touches_those_of_others() -> None:
+    withdrawn, busy = replace(SEEN, is_withdrawn=True), {"is_loaded": False, "is_reconciling": True}
+    rows: list[tuple[History, watch.Surroundings, tuple[watch.MarkChange, ...]]] = [
+        *((WEDGED, seen, (WITHDRAW, REQUEST)) for seen in (SEEN, withdrawn, replace(SEEN, marker=OUTDATED))),
         (WEDGED, UNREADY, (REQUEST,)),
-        (WEDGED, replace(SEEN, is_withdrawn=True), (WITHDRAW, REQUEST)),
-        (WEDGED, replace(SEEN, marker=OUTDATED), (WITHDRAW, REQUEST)),
         *((WEDGED, replace(SEEN, marker=marker), (WITHDRAW,)) for marker in (OWN, *OTHERS)),
         (WEDGED, replace(SEEN, marker_problem="garbage"), (WITHDRAW,)),
         (WEDGED, replace(SEEN, can_request=False), (WITHDRAW,)),
-        (WEDGED, replace(NO_READY, can_request=False), ()),
-        (HEALTHY, SEEN, ()),
+        *((WEDGED, replace(NO_READY, can_request=False), ()), (HEALTHY, SEEN, ()), (HEALTHY, withdrawn, (RESTORE,))),
         *((history, MARKED, (CLEAR, RESTORE)) for history in (HEALTHY, SUSPECT, BY_HAND)),
-        (HEALTHY, replace(SEEN, is_withdrawn=True), (RESTORE,)),
-        (HEALTHY, replace(SEEN, ready=False), ()),
         *((HEALTHY, replace(SEEN, marker=marker), ()) for marker in (OUTDATED, *OTHERS)),
-        (HEALTHY, replace(SEEN, marker_problem="garbage"), ()),
-        (STARTING, replace(SEEN, is_withdrawn=True, marker=OWN), ()),
-        (BY_HAND, replace(MARKED, marker=UPGRADE), (RESTORE,)),
-        (MUTED, MARKED, ()),
-        (MUTED, replace(UNREADY, is_loaded=False), (FORGET,)),
-        (MUTED, replace(SEEN, is_withdrawn=True, is_loaded=False, is_reconciling=True), ()),
-    ],
-)
-def test_a_state_calls_for_marks_and_never_touches_those_of_others(
-    history: History, seen: Surroundings, changes: tuple[MarkChange, ...]
-) -> None:
-    assert watch.mark_changes(history, seen) == changes
+        *((HEALTHY, replace(SEEN, ready=False), ()), (HEALTHY, replace(SEEN, marker_problem="garbage"), ())),
+        (STARTING, replace(withdrawn, marker=OWN), ()),
+        *((BY_HAND, replace(MARKED, marker=UPGRADE), (RESTORE,)), (MUTED, MARKED, ())),
+        *((MUTED, replace(UNREADY, is_loaded=False), (FORGET,)), (MUTED, replace(withdrawn, **busy), ())),
+    ]
+    assert [(history, seen, watch.mark_changes(history, seen)) for history, seen, _ in rows] == rows
 
 
 def test_a_request_names_its_writer_boot_and_evidence() -> None:
@@ -202,25 +160,18 @@ def test_a_request_names_its_writer_boot_and_evidence() -> None:
     assert len(marker.evidence) == 3
 
 
-@pytest.mark.parametrize(
-    ("history", "seen", "is_ready"),
-    [
-        *((history, SEEN, True) for history in (STARTING, HEALTHY, SUSPECT)),
-        *((WEDGED, seen, False) for seen in (SEEN, UNREADY)),
-        (HEALTHY, UNREADY, True),
-        (MUTED, replace(SEEN, is_reconciling=True), True),
-        (MUTED, replace(SEEN, ready=False, is_loaded=False), True),
-        (MUTED, replace(UNREADY, is_reconciling=True), False),
-        (MUTED, replace(SEEN, marker=OWN, is_reconciling=True), False),
-        (MUTED, replace(SEEN, marker=FOREIGN, is_reconciling=True), True),
-        (MUTED, MARKED, False),
-        (BY_HAND, MARKED, True),
-    ],
-)
-def test_a_readiness_probe_fails_while_the_driver_is_wedged_and_while_a_wedge_waits_out_a_mute(
-    history: History, seen: Surroundings, is_ready: bool
-) -> None:
-    assert watch.is_marked_ready(history, seen) is is_ready
+def test_a_readiness_probe_fails_while_the_driver_is_wedged_and_while_a_wedge_waits_out_a_mute() -> None:
+    busy = replace(SEEN, is_reconciling=True)
+    ready = [
+        *((history, SEEN) for history in (STARTING, HEALTHY, SUSPECT)),
+        *((HEALTHY, UNREADY), (MUTED, busy), (MUTED, replace(SEEN, ready=False, is_loaded=False))),
+        *((MUTED, replace(busy, marker=FOREIGN)), (BY_HAND, MARKED)),
+    ]
+    unready = [
+        *((WEDGED, SEEN), (WEDGED, UNREADY), (MUTED, replace(UNREADY, is_reconciling=True)), (MUTED, MARKED)),
+        (MUTED, replace(busy, marker=OWN)),
+    ]
+    assert [row for row in (*ready, *unready) if watch.is_marked_ready(*row)] == ready
 
 
 # the record
@@ -228,46 +179,32 @@ def test_a_readiness_probe_fails_while_the_driver_is_wedged_and_while_a_wedge_wa
 PATIENCE_S = 240.0
 
 
-def resumed(history: History | None, seen: Surroundings, later_s: float = 60.0, boot: str = "boot") -> History:
+def resumed(history: History | None, seen: watch.Surroundings, later_s: float = 60.0, boot: str = "boot") -> History:
     text = watch.encode_watch_record(history, boot) if history is not None else ""
     last = history.failed_at_s if history is not None else 0.0
     return watch.resume_watch(text, seen, last + later_s, PATIENCE_S, 3)
 
 
-@pytest.mark.parametrize(
-    ("samples", "seen", "later_s", "name"),
-    [
-        ("--", SEEN, 60.0, "suspect(2)"),
-        ("--", SEEN, PATIENCE_S + 1, "starting"),
-        ("--", SEEN, -1.0, "starting"),
-        ("+", SEEN, 60.0, "starting"),
-        ("---", SEEN, 60.0, "suspect(2)"),
-        ("---", UNREADY, 60.0, "wedged"),
-        ("---", UNREADY, 10_000.0, "wedged"),
+def test_a_restart_goes_on_where_the_last_process_was() -> None:
+    for samples, seen, later_s, name in (
+        *(("--", SEEN, 60.0, "suspect(2)"), ("--", SEEN, PATIENCE_S + 1, "starting"), ("--", SEEN, -1.0, "starting")),
+        *(("+", SEEN, 60.0, "starting"), ("m", SEEN, 60.0, "starting"), ("---", SEEN, 60.0, "suspect(2)")),
+        *(("---", UNREADY, 60.0, "wedged"), ("---", UNREADY, 10_000.0, "wedged")),
         ("---", replace(SEEN, marker=OWN), 60.0, "wedged"),
-        ("---", replace(SEEN, marker=FOREIGN), 60.0, "suspect(2)"),
-        ("---", replace(SEEN, marker=OUTDATED), 60.0, "suspect(2)"),
-        ("---+", UNREADY, 60.0, "healthy"),
-        ("---+-", UNREADY, 60.0, "suspect(1)"),
-        ("---m", UNREADY, 60.0, "wedged"),
-        ("m", SEEN, 60.0, "starting"),
-    ],
-)
-def test_a_restart_goes_on_where_the_last_process_was(
-    samples: str, seen: Surroundings, later_s: float, name: str
-) -> None:
-    assert resumed(judged(samples), seen, later_s).name == name
+        *(("---", replace(SEEN, marker=marker), 60.0, "suspect(2)") for marker in (FOREIGN, OUTDATED)),
+        *(
+            *(("---+", UNREADY, 60.0, "healthy"), ("---+-", UNREADY, 60.0, "suspect(1)")),
+            ("---m", UNREADY, 60.0, "wedged"),
+        ),
+    ):
+        assert resumed(judged(samples), seen, later_s).name == name, (samples, seen, later_s)
 
 
 def test_marks_without_a_record_of_this_boot_are_a_wedge_and_such_a_record_alone_is_nothing() -> None:
-    assert resumed(None, UNREADY).name == "wedged"
-    assert resumed(judged("+"), UNREADY, boot="earlier").name == "wedged"
+    assert resumed(None, UNREADY).name == resumed(judged("+"), UNREADY, boot="earlier").name == "wedged"
     assert resumed(judged("+--"), NO_READY, boot="earlier") == History()
-
-
-def test_a_driver_that_was_healthy_in_this_boot_stays_so_over_a_restart() -> None:
     history = resumed(judged("+", seen=NO_READY), NO_READY, 10_000.0)
-    assert judged("---", history, seen=NO_READY).name == "wedged"
+    assert judged("---", history, seen=NO_READY).name == "wedged", "it was healthy in this boot"
 
 
 @given(st.text(alphabet="+-?m", max_size=30), st.booleans(), st.booleans())
@@ -279,35 +216,30 @@ def test_a_record_is_read_as_it_was_written(samples: str, has_mute: bool, is_stu
     assert watch.decode_watch_record(text, "another") == History()
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        *(('"suspect"', '"odd"'), ('"schema": 1', '"schema": 2')),
-        *(('"failures": 2', f'"failures": {value}') for value in ('"x"', 10**400, -1)),
-        *(('"pid": 1', f'"pid": {value}') for value in ('"x"', 0, -1, 10**30)),
-    ],
-)
-def test_a_record_with_an_unusable_value_is_a_fresh_start(old: str, new: str) -> None:
+def test_a_record_with_an_unusable_value_is_a_fresh_start() -> None:
     history = replace(judged("--"), stuck=Owner(pid=1, start_ticks=2, pid_namespace=3))
     assert resumed(history, SEEN).stuck == history.stuck
     text = watch.encode_watch_record(history, "boot")
-    assert old in text
-    assert watch.resume_watch(text.replace(old, new), SEEN, 1.0, PATIENCE_S, 3) == History()
+    for old, new in (
+        *(('"suspect"', '"odd"'), ('"schema": 1', '"schema": 2')),
+        *(('"failures": 2', f'"failures": {value}') for value in ('"x"', 10**400, -1)),
+        *(('"pid": 1', f'"pid": {value}') for value in ('"x"', 0, -1, 10**30)),
+    ):
+        assert old in text
+        assert watch.resume_watch(text.replace(old, new), SEEN, 1.0, PATIENCE_S, 3) == History(), new
 
 
 # notices
 
 
-@pytest.mark.parametrize("reported", [None, *NoticeKind])
-@pytest.mark.parametrize("by_hand", [False, True])
-@pytest.mark.parametrize("state", HealthState)
-def test_a_notice_is_due_until_the_node_knows(state: HealthState, by_hand: bool, reported: NoticeKind | None) -> None:
-    due = {HealthState.HEALTHY: NoticeKind.RECOVERED, HealthState.WEDGED: NoticeKind.WEDGED}.get(state)
-    if (state, by_hand, reported) == (HealthState.MUTED, True, NoticeKind.WEDGED):
-        due = NoticeKind.MUTED
-    history = History(state, reason="why", wedge=Wedge(SINCE_S, reported), is_muted_by_hand=by_hand)
-    wanted = Notice(due, "boot", SINCE_S, "why") if due not in (None, reported) else None
-    assert notice_due(history, "boot") == wanted
+def test_a_notice_is_due_until_the_node_knows() -> None:
+    for state, by_hand, reported in product(HealthState, (False, True), (None, *NoticeKind)):
+        due = {HealthState.HEALTHY: NoticeKind.RECOVERED, HealthState.WEDGED: NoticeKind.WEDGED}.get(state)
+        if (state, by_hand, reported) == (HealthState.MUTED, True, NoticeKind.WEDGED):
+            due = NoticeKind.MUTED
+        history = History(state, reason="why", wedge=Wedge(SINCE_S, reported), is_muted_by_hand=by_hand)
+        wanted = Notice(due, "boot", SINCE_S, "why") if due not in (None, reported) else None
+        assert watch.notice_due(history, "boot") == wanted, (state, by_hand, reported)
 
 
 @given(st.text(alphabet="+-?m", max_size=80))
@@ -320,51 +252,40 @@ def test_no_end_and_no_event_comes_twice(samples: str) -> None:
     assert ends <= {notice.since_s for notice in reported if notice.kind is NoticeKind.WEDGED}
 
 
-@pytest.mark.parametrize(
-    ("samples", "found"),
-    [
-        ("---?-+", [(NoticeKind.WEDGED, SINCE_S + 2), (NoticeKind.RECOVERED, SINCE_S + 2)]),
-        ("+++-+", [(NoticeKind.RECOVERED, 0)]),
-        ("---m---", [(NoticeKind.WEDGED, SINCE_S + 2), (NoticeKind.WEDGED, SINCE_S + 6)]),
-    ],
-    ids=["a wedge and its end", "the first healthy sample of a boot", "an unmarked wedge after a mute"],
-)
-def test_notices_have_the_time_of_their_wedge(samples: str, found: list[tuple[NoticeKind, int]]) -> None:
-    reported = list[Notice]()
-    judged(samples, reported=reported)
-    assert [(notice.kind, notice.since_s) for notice in reported] == found
+def test_notices_have_the_time_of_their_wedge() -> None:
+    wedged, recovered = NoticeKind.WEDGED, NoticeKind.RECOVERED
+    for samples, found in (
+        ("---?-+", [(wedged, SINCE_S + 2), (recovered, SINCE_S + 2)]),
+        ("+++-+", [(recovered, 0)]),  # the first healthy sample of a boot
+        ("---m---", [(wedged, SINCE_S + 2), (wedged, SINCE_S + 6)]),  # an unmarked wedge after a mute
+    ):
+        reported = list[Notice]()
+        judged(samples, reported=reported)
+        assert [(notice.kind, notice.since_s) for notice in reported] == found
 
 
-@pytest.mark.parametrize("kind", NoticeKind)
-@pytest.mark.parametrize("boot", ["8d8f9a4e-1f0e-4b6e-9d2b-6f2a3c1d0e11", "Boot_Ä/1", ""])
-def test_a_key_is_fit_for_a_name_and_an_event_is_documented(kind: NoticeKind, boot: str) -> None:
-    notice = Notice(kind, boot, 10**15, "why")
-    assert re.fullmatch(r"[a-z0-9-]{1,100}", notice.key)
-    assert notice.event in EVENTS
-    assert Notice.from_json(notice.to_json()) == notice
-
-
-def test_a_long_reason_leaves_room_for_the_rest_of_an_event() -> None:
-    notice = notice_due(History(HealthState.WEDGED, reason="x" * 5000, wedge=Wedge(1)), "boot")
-    assert notice is not None
-    assert len(notice.message) < 500
+def test_a_key_is_fit_for_a_name_and_an_event_is_documented_and_leaves_room_for_the_rest() -> None:
+    for kind, boot in product(NoticeKind, ("8d8f9a4e-1f0e-4b6e-9d2b-6f2a3c1d0e11", "Boot_Ä/1", "")):
+        notice = Notice(kind, boot, 10**15, "why")
+        assert re.fullmatch(r"[a-z0-9-]{1,100}", notice.key)
+        assert notice.event in EVENTS
+        assert Notice.from_json(notice.to_json()) == notice
+    long = watch.notice_due(History(HealthState.WEDGED, reason="x" * 5000, wedge=Wedge(1)), "boot")
+    assert long is not None
+    assert len(long.message) < 500
 
 
 def test_a_failed_notice_is_retried_for_half_an_hour_later_each_time_and_then_given_up() -> None:
     assert [watch.retry_after_s(failed) for failed in range(1, 8)] == [30, 60, 120, 240, 480, 960, None]
 
 
-@pytest.mark.parametrize(
-    ("state", "boot", "is_taken_over"),
-    [(HealthState.WEDGED, "boot", True), (HealthState.WEDGED, "other", False), (HealthState.HEALTHY, "boot", False)],
-)
-def test_a_second_process_takes_over_a_wedge_that_is_recorded_in_this_boot(
-    state: HealthState, boot: str, is_taken_over: bool
-) -> None:
-    first = History(state, failures=3, wedge=Wedge(SINCE_S, NoticeKind.WEDGED))
+def test_a_second_process_takes_over_a_wedge_that_is_recorded_in_this_boot() -> None:
     second = History(HealthState.WEDGED, failures=3, wedge=Wedge(SINCE_S + 7))
-    found = watch.with_recorded_wedge(second, watch.encode_watch_record(first, "boot"), boot)
-    assert found == (replace(second, wedge=first.wedge) if is_taken_over else second)
+    for state, boot in ((HealthState.WEDGED, "boot"), (HealthState.WEDGED, "other"), (HealthState.HEALTHY, "boot")):
+        first = History(state, failures=3, wedge=Wedge(SINCE_S, NoticeKind.WEDGED))
+        found = watch.with_recorded_wedge(second, watch.encode_watch_record(first, "boot"), boot)
+        is_taken_over = (state, boot) == (HealthState.WEDGED, "boot")
+        assert found == (replace(second, wedge=first.wedge) if is_taken_over else second)
 
 
 # mutes by hand
@@ -374,34 +295,24 @@ UNTIL = Mute(SINCE_S + 7200.0, "2023-11-15T00:13:20Z", "the annotation")
 NO_TIME = r"^the annotation x does not mute health-watch: .* is not a time such as 2026"
 
 
-@pytest.mark.parametrize(
-    ("text", "until_s"),
-    [
-        (" 2026-01-02T03:04:05Z\n", 1_767_323_045.0),
-        ("2026-01-02T04:04:05+01:00", 1_767_323_045.0),
-        ("2026-01-02T03:04:05.5Z", 1_767_323_045.5),
-        ("2026-01-01T21:34:05-05:30", 1_767_323_045.0),
-        ("1970-01-01T00:00:00Z", 0.0),
-        ("9999-12-31T23:59:59Z", 253_402_300_799.0),
-    ],
-)
-def test_a_time_is_read_as_rfc_3339_writes_it(text: str, until_s: float) -> None:
-    assert watch.parsed_mute(text, "x") == Mute(until_s, text.strip(), "x")
+def test_a_time_is_read_as_rfc_3339_writes_it() -> None:
+    same = (" 2026-01-02T03:04:05Z\n", "2026-01-02T04:04:05+01:00", "2026-01-01T21:34:05-05:30")
+    rows = {**dict.fromkeys(same, 1_767_323_045.0), "2026-01-02T03:04:05.5Z": 1_767_323_045.5}
+    rows |= {"1970-01-01T00:00:00Z": 0.0, "9999-12-31T23:59:59Z": 253_402_300_799.0}
+    for text, until_s in rows.items():
+        assert watch.parsed_mute(text, "x") == Mute(until_s, text.strip(), "x")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_no_time_is_named_and_says_how_one_looks() -> None:
+    for text in (
         *("", "true", "2h", "2026-01-02", "2026-01-02 03:04:05Z", "2026-01-02T03:04:05", "2026-01-02T03:04Z"),
         *("20260102T030405Z", "2026-W01-5T03:04:05Z", "2026-13-02T03:04:05Z", "2026-02-30T03:04:05Z"),
         *("2026-01-02T25:04:05Z", "2026-01-02T03:04:05+99:00", "１２３４-01-02T03:04:05Z", "1767323045"),
         *("2026-01-02T03:04:05Z extra", "x" * 10_000),
-    ],
-)
-def test_what_is_no_time_is_named_and_says_how_one_looks(text: str) -> None:
-    with pytest.raises(ValueError, match=NO_TIME) as caught:
-        watch.parsed_mute(text, "the annotation x")
-    assert len(str(caught.value)) < 200
+    ):
+        with pytest.raises(ValueError, match=NO_TIME) as caught:
+            watch.parsed_mute(text, "the annotation x")
+        assert len(str(caught.value)) < 200
 
 
 def test_the_annotation_of_a_mute_is_named_by_the_profile() -> None:
@@ -419,28 +330,30 @@ def test_a_mute_of_the_node_is_bounded_and_keeps_its_text() -> None:
     assert UNTIL.why == "muted until 2023-11-15T00:13:20Z by the annotation"
 
 
-@pytest.mark.parametrize(("later_s", "is_muted"), [(-0.1, True), (0.0, False)])
-def test_a_mute_is_in_force_until_its_time(later_s: float, is_muted: bool) -> None:
-    at_s, expired, found = UNTIL.until_s + later_s, replace(UNTIL, until_s=1.0), UNTIL if is_muted else None
-    for of_host, of_node in ((UNTIL, None), (None, UNTIL), (UNTIL, expired), (expired, UNTIL)):
-        assert watch.active_mute(History(mute=of_node), replace(MARKED, mute=of_host), at_s) == found
-    assert watch.active_mute(History(), MARKED, at_s) is None
+def test_a_mute_is_in_force_until_its_time() -> None:
+    expired = replace(UNTIL, until_s=1.0)
+    for later_s, found in ((-0.1, UNTIL), (0.0, None)):
+        at_s = UNTIL.until_s + later_s
+        for of_host, of_node in ((UNTIL, None), (None, UNTIL), (UNTIL, expired), (expired, UNTIL)):
+            assert watch.active_mute(History(mute=of_node), replace(MARKED, mute=of_host), at_s) == found
+        assert watch.active_mute(History(), MARKED, at_s) is None
 
 
-@pytest.mark.parametrize("state", HealthState)
-@pytest.mark.parametrize("health", Health)
-def test_a_mute_by_hand_applies_in_every_state_and_ends(state: HealthState, health: Health) -> None:
-    before = History(state, failures=2, wedge=Wedge(7, NoticeKind.WEDGED))
-    after = judge_sample(before, Sample(health, "why", 1.0, SINCE_S, UNTIL.why, is_muted_by_hand=True), MARKED, 3)
-    assert (after.state, after.is_muted_by_hand) == (HealthState.MUTED, True)
-    assert (after.failures, after.reason, after.wedge) == (0, UNTIL.why, before.wedge)
-    assert not judge_sample(after, Sample(Health.UNHEALTHY, "bad", 2.0, SINCE_S), SEEN, 3).is_muted_by_hand
+def test_a_mute_by_hand_applies_in_every_state_and_ends() -> None:
+    for state, health in product(HealthState, Health):
+        before = History(state, failures=2, wedge=Wedge(7, NoticeKind.WEDGED))
+        sample = Sample(health, "why", 1.0, SINCE_S, UNTIL.why, is_muted_by_hand=True)
+        after = watch.judge_sample(before, sample, MARKED, 3)
+        assert (after.state, after.is_muted_by_hand) == (HealthState.MUTED, True)
+        assert (after.failures, after.reason, after.wedge) == (0, UNTIL.why, before.wedge)
+        bad = Sample(Health.UNHEALTHY, "bad", 2.0, SINCE_S)
+        assert not watch.judge_sample(after, bad, SEEN, 3).is_muted_by_hand
 
 
-@pytest.mark.parametrize("addresses", [("0000:01:00.0", "0000:02:00.0"), ("", ""), ("0000:01:00.0", "0000:01:00.0")])
-def test_as_many_devices_serve_as_before_also_without_addresses(addresses: tuple[str, ...]) -> None:
-    devices = tuple(DeviceVerdict(f"npu {row}", Health.HEALTHY, "", one) for row, one in enumerate(addresses))
-    functions = tuple(filter(None, addresses))
-    result = in_service(ProbeResult(Health.HEALTHY, "", devices, served=functions), None, ())
-    seen = watch.wedge_seen(History(served=result.served), result)
-    assert seen.serving == seen.served == len({one or number for number, one in enumerate(addresses)})
+def test_as_many_devices_serve_as_before_also_without_addresses() -> None:
+    for addresses in (("0000:01:00.0", "0000:02:00.0"), ("", ""), ("0000:01:00.0", "0000:01:00.0")):
+        devices = tuple(DeviceVerdict(f"npu {row}", Health.HEALTHY, "", one) for row, one in enumerate(addresses))
+        functions = tuple(filter(None, addresses))
+        result = in_service(ProbeResult(Health.HEALTHY, "", devices, served=functions), None, ())
+        seen = watch.wedge_seen(History(served=result.served), result)
+        assert seen.serving == seen.served == len({one or number for number, one in enumerate(addresses)})
