@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,15 +11,8 @@ from driver_manager.core.node import ATTEMPTS, announce, announce_window, show_c
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable
 from driver_manager.domain.health.watch import Notice, NoticeKind
-from driver_manager.domain.node_state import (
-    LastOutcome,
-    NodeState,
-    Recovery,
-    RecoveryState,
-    encode,
-    encode_note,
-    outcome_on,
-)
+from driver_manager.domain.node import Node
+from driver_manager.domain.node_state import LastOutcome, NodeState, Recovery, RecoveryState
 from driver_manager.domain.outage import Outage, OutagePart
 from tests.support.fakes.builders import PROFILE, node
 from tests.support.fakes.clock import FakeClock, RecordingReporter
@@ -32,107 +27,91 @@ MUTED = replace(END, kind=NoticeKind.MUTED, reason="muted until 2026-01-02T03:04
 
 
 def note(state: str, step: str = "reset") -> str:
-    return encode_note(Recovery(step, RecoveryState(state), "npu 0 is critical"))
+    return node_state.encode_note(Recovery(step, RecoveryState(state), "npu 0 is critical"))
 
 
-def cluster_of(state: str | None, outcome: LastOutcome | None = None) -> FakeCluster:
+def cluster_of(state: str | None, outcome: LastOutcome | None = None, **fields: Any) -> FakeCluster:
     """A Node that shows this state, and this outcome of the last run."""
     labels = {"other": "x", **({KEYS.state: state} if state is not None else {})}
-    notes = {KEYS.last_outcome: encode(outcome)} if outcome else {}
+    notes = {KEYS.last_outcome: node_state.encode(outcome)} if outcome else {}
     killer = Killer()
-    return FakeCluster(killer, FakeClock(killer), node(labels, annotations=notes))
+    return FakeCluster(killer, FakeClock(killer), node(labels, annotations=notes), **fields)
 
 
-def shown(cluster: FakeCluster, notice: Notice) -> str | None:
-    """The state that the Node shows after it."""
-    announce(cluster, RecordingReporter(), KEYS, notice)
+def now(cluster: FakeCluster) -> Node:
     assert cluster.current is not None
-    assert cluster.current.labels["other"] == "x"
-    return cluster.current.labels.get(KEYS.state)
+    return cluster.current
 
 
-@pytest.mark.parametrize(
-    ("notice", "before", "outcome", "after"),
-    [
+def reasons(cluster: FakeCluster) -> list[str]:
+    """The Events."""
+    return [reason for reason, _, _ in cluster.posted]
+
+
+def shown(cluster: FakeCluster, *notices: Notice) -> str | None:
+    """The state that the Node shows after them."""
+    for notice in notices:
+        announce(cluster, RecordingReporter(), KEYS, notice)
+    assert now(cluster).labels["other"] == "x"
+    return now(cluster).labels.get(KEYS.state)
+
+
+def test_a_wedge_is_shown_unless_a_run_has_the_node_and_its_end_restores_the_state() -> None:
+    for notice, before, outcome, after in (
         *[(WEDGE, before, None, "wedged") for before in (None, "ready", "failed", "another word", "wedged")],
         *[(WEDGE, before, None, before) for before in ("upgrading", "held", "reboot-required")],
         *[(END, before, None, before) for before in (None, "ready", "failed", "upgrading", "held", "x")],
-        (END, "reboot-required", None, "reboot-required"),
-        (END, "wedged", None, "ready"),
-        (END, "wedged", NodeState.READY, "ready"),
-        (END, "wedged", NodeState.FAILED, "failed"),
-        (FIRST, "ready", None, "ready"),
-        (FIRST, "wedged", None, "ready"),
-    ],
-)
-def test_a_wedge_is_shown_unless_a_run_has_the_node_and_its_end_restores_the_state(
-    notice: Notice, before: str | None, outcome: NodeState | None, after: str
-) -> None:
-    cluster = cluster_of(before, LastOutcome(outcome, 0, "done") if outcome else None)
-    for _ in range(2):  # the second time changes nothing
-        assert shown(cluster, notice) == after
-    assert len(cluster.patches) == (before != after)
-    is_silent = notice is FIRST and before != "wedged"
-    assert cluster.posted == ([] if is_silent else [(notice.event, notice.message, notice is WEDGE)])
+        *((END, "reboot-required", None, "reboot-required"), (END, "wedged", None, "ready")),
+        *((END, "wedged", NodeState.READY, "ready"), (END, "wedged", NodeState.FAILED, "failed")),
+        *((FIRST, "ready", None, "ready"), (FIRST, "wedged", None, "ready")),
+    ):
+        cluster = cluster_of(before, LastOutcome(outcome, 0, "done") if outcome else None)
+        for _ in range(2):  # the second time changes nothing
+            assert shown(cluster, notice) == after
+        assert len(cluster.patches) == (before != after)
+        is_silent = notice is FIRST and before != "wedged"
+        assert cluster.posted == ([] if is_silent else [(notice.event, notice.message, notice is WEDGE)])
 
 
-@pytest.mark.parametrize(
-    ("notice", "there", "stays"),
-    [
+def test_the_end_of_a_wedge_removes_its_approval_and_a_recovery_that_is_not_under_way() -> None:
+    for notice, there, stays in (
         *[(WEDGE, note(state), True) for state in ("waiting", "under-way", "needs-service")],
         *[(one, note("under-way"), True) for one in (END, FIRST, MUTED)],
         *[(one, note(state), False) for one in (END, FIRST, MUTED) for state in ("waiting", "needs-service")],
         (END, "what no version reads", False),
-    ],
-)
-def test_the_end_of_a_wedge_removes_its_approval_and_a_recovery_that_is_not_under_way(
-    notice: Notice, there: str, stays: bool
-) -> None:
-    cluster = cluster_of("wedged")
-    cluster.edit(annotations={KEYS.recovery: there, KEYS.approve_recovery: "reset", "other": "x"})
-    shown(cluster, notice)
-    kept = {KEYS.recovery: there} if stays else {}
-    approval = {KEYS.approve_recovery: "reset"} if notice is WEDGE else {}
-    assert cluster.current is not None
-    assert cluster.current.annotations == {"other": "x", **kept, **approval}
+    ):
+        cluster = cluster_of("wedged")
+        cluster.edit(annotations={KEYS.recovery: there, KEYS.approve_recovery: "reset", "other": "x"})
+        shown(cluster, notice)
+        kept = {KEYS.recovery: there} if stays else {}
+        approval = {KEYS.approve_recovery: "reset"} if notice is WEDGE else {}
+        assert now(cluster).annotations == {"other": "x", **kept, **approval}
 
 
-@pytest.mark.parametrize(("annotation", "events"), [(KEYS.approve_recovery, []), (KEYS.recovery, ["DriverRecovered"])])
-def test_the_first_sample_of_a_boot_has_an_event_if_the_node_still_showed_a_wedge(
-    annotation: str, events: list[str]
-) -> None:
-    cluster = cluster_of("ready")
-    cluster.edit(annotations={annotation: note("needs-service")})
-    shown(cluster, FIRST)
-    assert cluster.current is not None
-    assert cluster.current.annotations == {}
-    assert [reason for reason, _, _ in cluster.posted] == events
+def test_the_first_sample_of_a_boot_has_an_event_if_the_node_still_showed_a_wedge() -> None:
+    for annotation, events in ((KEYS.approve_recovery, []), (KEYS.recovery, ["DriverRecovered"])):
+        cluster = cluster_of("ready")
+        cluster.edit(annotations={annotation: note("needs-service")})
+        shown(cluster, FIRST)
+        assert (now(cluster).annotations, reasons(cluster)) == ({}, events)
 
 
 def test_where_the_state_is_not_shown_there_is_the_event_alone() -> None:
     cluster, keys = cluster_of("ready"), replace(KEYS, state="", last_outcome="")
     for notice in (WEDGE, END, FIRST):
         announce(cluster, RecordingReporter(), keys, notice)
-    assert [reason for reason, _, _ in cluster.posted] == ["DriverWedged", "DriverRecovered"]
+    assert reasons(cluster) == ["DriverWedged", "DriverRecovered"]
     assert cluster.killer.calls == ["event", "event"], "no look at the Node that nobody needs"
 
 
-@pytest.mark.parametrize(
-    ("call", "events", "state"),
-    [("node", ["DriverWedged"], "ready"), ("patch", ["DriverWedged"], "ready"), ("event", [], "wedged")],
-)
-def test_a_state_that_cannot_be_shown_does_not_keep_the_event_back(call: str, events: list[str], state: str) -> None:
-    cluster = cluster_of("ready")
-
-    def refuse() -> None:
-        raise ApiRefused(f"the API server refused {call}", "Give this account the verb.")
-
-    cluster.killer.at(call, refuse)
-    with pytest.raises(ApiRefused, match=call):
-        announce(cluster, RecordingReporter(), KEYS, WEDGE)
-    assert [reason for reason, _, _ in cluster.posted] == events
-    assert cluster.current is not None
-    assert cluster.current.labels[KEYS.state] == state
+def test_a_state_that_cannot_be_shown_does_not_keep_the_event_back() -> None:
+    event = ["DriverWedged"]
+    for call, events, state in (("node", event, "ready"), ("patch", event, "ready"), ("event", [], "wedged")):
+        cluster = cluster_of("ready")
+        cluster.killer.at(call, ApiRefused(f"the API server refused {call}", "Give this account the verb."))
+        with pytest.raises(ApiRefused, match=call):
+            announce(cluster, RecordingReporter(), KEYS, WEDGE)
+        assert (reasons(cluster), now(cluster).labels[KEYS.state]) == (events, state)
 
 
 def test_a_run_that_takes_the_node_in_the_same_moment_keeps_its_word() -> None:
@@ -163,83 +142,68 @@ def test_killed_anywhere_the_next_one_ends_as_an_undisturbed_one(notice: Notice,
     assert killed.posted == undisturbed.posted
 
 
+def conditions(cluster: FakeCluster) -> list[tuple[str, str]]:
+    return [(one.status, one.reason) for one in cluster.conditions]
+
+
 def test_the_condition_follows_a_wedge_and_its_end_also_where_the_label_was_written_before() -> None:
-    cluster = cluster_of("ready")
-    cluster.has_conditions = True
-    for notice in (WEDGE, WEDGE, END):
-        shown(cluster, notice)
-    assert [(one.status, one.reason) for one in cluster.conditions] == [("False", "Wedged"), ("True", "Ready")]
-    killed = cluster_of("ready")
-    killed.has_conditions = True
+    cluster = cluster_of("ready", has_conditions=True)
+    shown(cluster, WEDGE, WEDGE, END)
+    assert conditions(cluster) == [("False", "Wedged"), ("True", "Ready")]
+    killed = cluster_of("ready", has_conditions=True)
     killed.killer.kill_at(0, after=True)
     with pytest.raises(Killed):
-        announce(killed, RecordingReporter(), KEYS, WEDGE)
+        shown(killed, WEDGE)
     killed.killer.revive()
     shown(killed, WEDGE)
-    assert [one.reason for one in killed.conditions] == ["Wedged"]
+    assert conditions(killed) == [("False", "Wedged")]
+    service = cluster_of("wedged", has_conditions=True)
+    service.edit(annotations={KEYS.recovery: note("needs-service")})
+    shown(service, WEDGE, END)
+    assert conditions(service) == [("False", "NeedsService"), ("True", "Ready")]
 
 
 def test_a_condition_that_is_not_written_leaves_the_notice_undelivered_after_its_event() -> None:
-    cluster = cluster_of("ready")
-    cluster.has_conditions = True
+    cluster = cluster_of("ready", has_conditions=True)
     cluster.killer.at("condition", ApiUnavailable("no answer", ""))
     with pytest.raises(ApiUnavailable):
-        announce(cluster, RecordingReporter(), KEYS, WEDGE)
+        shown(cluster, WEDGE)
     assert len(cluster.posted) == 1
     shown(cluster, WEDGE)
-    assert [one.reason for one in cluster.conditions] == ["Wedged"]
+    assert conditions(cluster) == [("False", "Wedged")]
 
 
-@pytest.mark.parametrize("state", ["upgrading", "reboot-required"])
-def test_the_condition_of_a_state_that_a_wedge_does_not_replace_is_that_state(state: str) -> None:
-    cluster = cluster_of(state)
-    cluster.has_conditions = True
-    shown(cluster, WEDGE)
-    assert [one.status for one in cluster.conditions] == ["False"]
-    assert node_state.condition(cluster.node(), KEYS) is None
+def test_the_condition_of_a_state_that_a_wedge_does_not_replace_is_that_state() -> None:
+    for state in ("upgrading", "reboot-required"):
+        cluster = cluster_of(state, has_conditions=True)
+        shown(cluster, WEDGE)
+        assert [one.status for one in cluster.conditions] == ["False"]
+        assert node_state.condition(cluster.node(), KEYS) is None
 
 
 @pytest.mark.parametrize("word", ["wedged", "reboot-required"])
 def test_the_condition_has_the_reason_needs_service_while_the_annotation_shows_it(word: str) -> None:
-    cluster = cluster_of(word)
-    cluster.has_conditions = True
-    reasons = []
+    cluster = cluster_of(word, has_conditions=True)
+    found = []
     for there in (None, note("waiting"), note("needs-service"), note("under-way"), note("needs-service"), "garbage"):
         cluster.edit(annotations={KEYS.recovery: there})
         show_condition(cluster, KEYS, cluster.node())
-        reasons.append(cluster.node().conditions[KEYS.condition][1])
+        found.append(cluster.node().conditions[KEYS.condition][1])
     of_state = "".join(part.capitalize() for part in word.split("-"))
-    assert reasons == [of_state, of_state, "NeedsService", of_state, "NeedsService", of_state]
+    assert found == [of_state, of_state, "NeedsService", of_state, "NeedsService", of_state]
     cluster.edit({KEYS.state: "upgrading"}, annotations={KEYS.recovery: note("needs-service")})
     condition = node_state.condition(cluster.node(), KEYS)
     assert condition is not None
     assert condition.reason == "Upgrading"
 
 
-def test_the_end_of_a_wedge_ends_needs_service_in_the_condition_too() -> None:
-    cluster = cluster_of("wedged")
-    cluster.has_conditions = True
-    cluster.edit(annotations={KEYS.recovery: note("needs-service")})
-    for notice in (WEDGE, END):
-        shown(cluster, notice)
-    assert [(one.status, one.reason) for one in cluster.conditions] == [("False", "NeedsService"), ("True", "Ready")]
-
-
-LEFT = Outage(100.0, 4.0, {OutagePart.UNLOAD: 4.0}, is_open=True)
-
-
-@pytest.mark.parametrize(
-    ("there", "is_told"),
-    [(LEFT, True), (replace(LEFT, began_s=99.0), False), (replace(LEFT, is_open=False), False), (None, False)],
-    ids=["this one", "another", "over already", "none"],
-)
-def test_the_end_of_a_window_is_shown_where_the_node_has_it_open(there: Outage | None, is_told: bool) -> None:
-    before = LastOutcome(NodeState.READY, 0, "done", digest="ab12", window=there)
-    cluster = cluster_of(None, before)
-    over = LEFT.ended_by_container(110.0, 112.0, 160.0)
-    announce_window(cluster, RecordingReporter(), KEYS, over, "2.0.0")
-    assert cluster.current is not None
-    now = outcome_on(cluster.current, KEYS)
-    assert now == (replace(before, window=over, version="2.0.0") if is_told else before)
-    assert cluster.current.labels.get(KEYS.version) == ("2.0.0" if is_told else None)
-    assert len(cluster.patches) == is_told
+def test_the_end_of_a_window_is_shown_where_the_node_has_it_open() -> None:
+    left = Outage(100.0, 4.0, {OutagePart.UNLOAD: 4.0}, is_open=True)
+    over = left.ended_by_container(110.0, 112.0, 160.0)
+    for there in (left, replace(left, began_s=99.0), replace(left, is_open=False), None):
+        before = LastOutcome(NodeState.READY, 0, "done", digest="ab12", window=there)
+        cluster = cluster_of(None, before)
+        announce_window(cluster, RecordingReporter(), KEYS, over, "2.0.0")
+        wanted = (replace(before, window=over, version="2.0.0"), "2.0.0") if there is left else (before, None)
+        assert (node_state.outcome_on(now(cluster), KEYS), now(cluster).labels.get(KEYS.version)) == wanted
+        assert len(cluster.patches) == (there is left)

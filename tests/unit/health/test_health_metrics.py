@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,13 +30,9 @@ DEVICES = (
     DeviceVerdict("npu 0 chip 0", Health.HEALTHY, "OK", "0000:c1:00.0"),
     DeviceVerdict("npu 1 chip 0", Health.UNHEALTHY, "Critical", "0000:01:00.0"),
 )
+WAITING = Recovery("reload", RecoveryState.WAITING, counts={"reset.failed": 2})
 REPORT = HealthReport(
-    History(
-        HealthState.SUSPECT,
-        failures=2,
-        is_flapping=True,
-        recovery=Recovery("reload", RecoveryState.WAITING, counts={"reset.failed": 2}),
-    ),
+    History(HealthState.SUSPECT, failures=2, is_flapping=True, recovery=WAITING),
     ProbeResult(Health.UNHEALTHY, "npu 1 chip 0 is Critical", DEVICES),
     probe_s=0.25,
     last_success_wall_s=1_700_000_000.5,
@@ -57,27 +52,19 @@ def read(text: str) -> dict[str, float]:
 
 
 def test_every_figure_of_a_report_is_there() -> None:
+    attempts = ("failed reset", "healed reset", "failed reload", "healed reload")
     assert read(exposition(families(REPORT))) == {
         **{f"health_state {state.value}": float(state is HealthState.SUSPECT) for state in HealthState},
-        **{
-            f"device_health {device.name} {health.value}": float(health is device.health)
-            for device in DEVICES
-            for health in Health
-        },
+        **{f"device_health {one.name} {word.value}": float(word is one.health) for one in DEVICES for word in Health},
         "health_consecutive_failures": 2,
         "health_flapping": 1,
-        **{f"recovery_state {state.value}": float(state is RecoveryState.WAITING) for state in RecoveryState},
-        "recovery_attempts_total failed reset": 2,
-        "recovery_attempts_total healed reset": 0,
-        "recovery_attempts_total failed reload": 0,
-        "recovery_attempts_total healed reload": 0,
-        "probe_duration_seconds": 0.25,
-        "probe_last_success_timestamp_seconds": 1_700_000_000.5,
-        "probe_samples_total healthy": 7,
-        "probe_samples_total unhealthy": 2,
-        "probe_samples_total unknown": 0,
         "probe_abandoned_total": 1,
         "probe_stuck": 1,
+        **{f"recovery_state {state.value}": float(state is RecoveryState.WAITING) for state in RecoveryState},
+        **{f"recovery_attempts_total {name}": 2.0 if name == "failed reset" else 0.0 for name in attempts},
+        **{f"probe_samples_total {word}": count for word, count in (("healthy", 7), ("unhealthy", 2), ("unknown", 0))},
+        "probe_duration_seconds": 0.25,
+        "probe_last_success_timestamp_seconds": 1_700_000_000.5,
         "watch_last_turn_timestamp_seconds": 1_700_000_060,
     }
 
@@ -102,15 +89,12 @@ def endpoint(report: HealthReport | None = REPORT) -> Endpoint:
     return made
 
 
-def test_the_endpoint_and_the_textfile_say_the_same() -> None:
+def test_the_endpoint_and_the_textfile_say_the_same_and_before_the_first_turn_nothing_is_ready() -> None:
     answer = endpoint().respond("/metrics")
     assert (answer.status, answer.content_type) == (200, "text/plain; version=0.0.4; charset=utf-8")
     assert answer.body.decode() == exposition(families(REPORT))
     muted = endpoint(HealthReport(History(HealthState.MUTED)))
     assert b'health_state{state="muted"} 1.0' in muted.respond("/metrics").body
-
-
-def test_before_the_first_turn_there_are_metrics_and_nothing_is_ready() -> None:
     assert [endpoint(None).respond(path).status for path in ("/metrics", "/readyz")] == [200, 503]
 
 
@@ -160,30 +144,19 @@ def test_readyz_and_the_ready_file_say_the_same(tmp_path: Path, is_ready: bool) 
     assert ((tmp_path / "ready").exists(), reporter.warnings) == (is_ready, [])
 
 
-def publish_ready_file(path: Path, reporter: RecordingReporter) -> Callable[[], None]:
-    made = ReadyFile(path, reporter)
-    return lambda: made.publish(HealthReport(History(HealthState.HEALTHY), is_ready=True))
-
-
-def publish_textfile(path: Path, reporter: RecordingReporter) -> Callable[[], None]:
-    made = Textfile(path, reporter)
-    return lambda: made.publish(families(REPORT))
-
-
-@pytest.mark.parametrize("publisher", [publish_ready_file, publish_textfile])
-def test_a_file_that_cannot_be_written_is_said_once_until_it_can(
-    tmp_path: Path, publisher: Callable[[Path, RecordingReporter], Callable[[], None]]
-) -> None:
+@pytest.mark.parametrize("kind", [ReadyFile, Textfile])
+def test_a_file_that_cannot_be_written_is_said_once_until_it_can(tmp_path: Path, kind: type) -> None:
     reporter, folder = RecordingReporter(), tmp_path / "folder"
     folder.write_text("a file")
-    publish = publisher(folder / "npu.prom", reporter)
+    file = kind(folder / "npu.prom", reporter)
+    report = HealthReport(History(HealthState.HEALTHY), is_ready=True) if kind is ReadyFile else families(REPORT)
     for _ in range(3):
-        publish()
-    assert len(reporter.warnings) == 1
-    assert "Not a directory" in reporter.warnings[0]
+        file.publish(report)
+    (warning,) = reporter.warnings
+    assert "Not a directory" in warning
     folder.unlink()
     folder.mkdir()
-    publish()
+    file.publish(report)
     assert (folder / "npu.prom").exists()
 
 
