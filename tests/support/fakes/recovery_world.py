@@ -11,16 +11,10 @@ from msgspec.structs import replace
 from driver_manager.core.health import WatchPolicy
 from driver_manager.core.node import announce
 from driver_manager.core.recovery import NodeRecovery, RecoveryPolicy, RecoveryPorts
+from driver_manager.domain import host
 from driver_manager.domain.errors import Conflict, ManagerError
 from driver_manager.domain.health.watch import Notice, RecoveryAnswer, WedgeSeen, read_recovery, write_recovery
-from driver_manager.domain.host import (
-    DeviceVerdict,
-    Health,
-    ProbeResult,
-    ReloadRequest,
-    decode_reload_request,
-    encode_reload_request,
-)
+from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult, ReloadRequest
 from driver_manager.domain.node import PodList
 from driver_manager.domain.profile import Profile, RecoveryStep
 from driver_manager.domain.reboot.state import Slots, SlotsSeen
@@ -34,6 +28,7 @@ from tests.support.fakes.killer import Killed, Killer
 NVIDIA = PROFILES["nvidia"]
 KEYS = NVIDIA.keys
 DEVICES = ("0000:01:00.0", "0000:02:00.0")
+LOST, WELL = (Health.UNHEALTHY, "it is lost"), (Health.HEALTHY, "")
 RELOAD = "reload"
 STEPS = frozenset(RecoveryStep)
 
@@ -111,8 +106,7 @@ class RecoveryWorld(HealthWorld):
         super().__post_init__()
         self.killer: CountingKiller = CountingKiller()
         self.clock = FakeClock(self.killer)
-        there = replace(node({}), is_ready=True)
-        self.cluster = FakeCluster(self.killer, self.clock, there)
+        self.cluster = FakeCluster(self.killer, self.clock, node({}, is_ready=True))
         self.shelves = {step: SlotShelf(killer=self.killer) for step in RecoveryStep}
         self._new_pod()
         self.start()
@@ -131,9 +125,7 @@ class RecoveryWorld(HealthWorld):
 
     def sample(self, *, is_first: bool = False) -> ProbeResult:
         devices = tuple(
-            DeviceVerdict(f"gpu {number}", Health.UNHEALTHY, "it is lost", address)
-            if self.fault and number == self.sick
-            else DeviceVerdict(f"gpu {number}", Health.HEALTHY, "", address)
+            DeviceVerdict(f"gpu {number}", *(LOST if self.fault and number == self.sick else WELL), address)
             for number, address in enumerate(DEVICES[: len(DEVICES) - self.missing])
         )
         served = tuple(one.address for one in devices if one.health is Health.HEALTHY)
@@ -145,10 +137,9 @@ class RecoveryWorld(HealthWorld):
 
     # the node
 
-    def play(self, turns: int, at_turn: Callable[[int], None] = lambda _: None) -> None:
+    def play(self, turns: int) -> None:
         """Turns of a minute: kubelet, runs, the rebooter and the person who approves act between them."""
-        for number in range(turns):
-            at_turn(number)
+        for _ in range(turns):
             self.turn()
             self._others()
 
@@ -156,7 +147,7 @@ class RecoveryWorld(HealthWorld):
         notes = self.node_annotations
         for word in self.approves:
             if f'"step":"{word}"' in notes.get(KEYS.recovery, "") and "waits for approval" in notes[KEYS.recovery]:
-                self.cluster.edit(annotations={KEYS.approve_recovery: word})
+                self.approve(word)
         if self.cluster.evicted:
             self.cluster.evicted.clear()
             self._replace_pod()
@@ -168,7 +159,7 @@ class RecoveryWorld(HealthWorld):
         """The kubelet ends the pod; the next one's run reloads the driver if that is asked for."""
         self.pods += 1
         self._new_pod()
-        request = decode_reload_request(self.files[RELOAD]) if RELOAD in self.files else None
+        request = host.decode_reload_request(self.files[RELOAD]) if RELOAD in self.files else None
         if request and (request.boot_id, request.load) == (self.boot_id, str(self.loads)) and not self.fails_to_reload:
             self.reloads += 1
             self.fault = "" if self.fault == "reload" else self.fault
@@ -187,6 +178,14 @@ class RecoveryWorld(HealthWorld):
         assert self.cluster.current is not None
         self.cluster.current = replace(self.cluster.current, boot_id=self.boot_id)
 
+    def approve(self, word: str | None) -> None:
+        """A person approves that step of a recovery, or none."""
+        self.cluster.edit(annotations={KEYS.approve_recovery: word})
+
+    @property
+    def approval(self) -> str | None:
+        return self.node_annotations.get(KEYS.approve_recovery)
+
     @property
     def node_annotations(self) -> dict[str, str]:
         assert self.cluster.current is not None
@@ -199,15 +198,8 @@ class RecoveryWorld(HealthWorld):
 
     def recover(self, seen: WedgeSeen) -> RecoveryAnswer:
         policy = RecoveryPolicy(self.profile, self.auto, 300.0, self.boot_id, self.pod_uid)
-        ports = RecoveryPorts(
-            self.cluster,
-            self.shelves.__getitem__,
-            self.disk_port,
-            self,
-            lambda _: self.newest_revision,
-            self.clock,
-            self.reporter,
-        )
+        shelf, newest = self.shelves.__getitem__, lambda _: self.newest_revision
+        ports = RecoveryPorts(self.cluster, shelf, self.disk_port, self, newest, self.clock, self.reporter)
         try:
             recovery = NodeRecovery(ports, policy, seen).turn()
         except Killed:
@@ -252,13 +244,18 @@ class RecoveryWorld(HealthWorld):
     def note(self) -> str:
         return self.node_annotations.get(KEYS.recovery, "")
 
+    @property
+    def slots_taken(self) -> list[str]:
+        """The steps of which a node has the slot."""
+        return [step.value for step, shelf in self.shelves.items() if shelf.slots.holders]
+
     def events(self, reason: str) -> list[str]:
         return [text for name, text, _ in self.cluster.posted if name == reason]
 
     def check_clean(self) -> None:
         """Raises AssertionError unless nothing of a recovery is left, on the Node, in the Lease or on the host."""
         assert {key: text for key, text in self.node_annotations.items() if "recovery" in key} == {}
-        assert [shelf.slots.holders for shelf in self.shelves.values()] == [()] * len(self.shelves)
+        assert self.slots_taken == []
         assert self.record.open is None
         assert RELOAD not in self.files
 
@@ -305,7 +302,7 @@ class RecoveryDisk:
 
     def request_reload(self, request: ReloadRequest) -> None:
         with self.world.killer.call("request reload", effect=True):
-            self.world.files[RELOAD] = encode_reload_request(request)
+            self.world.files[RELOAD] = host.encode_reload_request(request)
 
     def withdraw_reload(self) -> None:
         with self.world.killer.call("withdraw reload", effect=True):
