@@ -70,20 +70,13 @@ def modules(version: str = "1.0", users: int = 0, **extra: Module) -> dict[str, 
 
 
 def source(root: str = "/opt/new", version: str = "2.0", **fields: Any) -> DriverSource:
-    return DriverSource(
-        root, (ModuleFile("rebellions", f"{root}/rebellions.ko", version, "6.1.0-fake SMP mod_unload"),), **fields
-    )
+    file = ModuleFile("rebellions", f"{root}/rebellions.ko", version, "6.1.0-fake SMP mod_unload")
+    return DriverSource(root, (file,), **fields)
 
 
 def host(**fields: Any) -> Host:
-    known = {
-        "boot_id": "boot-1",
-        "kernel_release": "6.1.0-fake",
-        "machine_id": "machine",
-        "modules": modules(),
-        "digest": OLD_DIGEST,
-    }
-    return Host(**{**known, **fields})
+    known = {"boot_id": "boot-1", "kernel_release": "6.1.0-fake", "machine_id": "machine", "digest": OLD_DIGEST}
+    return Host(**{**known, "modules": modules(), **fields})
 
 
 def observation(**fields: Any) -> Observation:
@@ -100,9 +93,8 @@ LONG_AFTER_S = 1_000_000.0
 
 def failed_before(situation: Situation, error: ManagerError | None = None, **fields: Any) -> Situation:
     """The same after a run that wanted just this has disturbed somebody and failed a moment ago."""
-    past = failure_to_record(
-        situation, error or ModuleFailed("rmmod: no", "Look at dmesg."), situation.obs.at.monotonic_s
-    )
+    error = error or ModuleFailed("rmmod: no", "Look at dmesg.")
+    past = failure_to_record(situation, error, situation.obs.at.monotonic_s)
     assert past is not None
     after = replace(situation.host, failure=replace(past, **fields))
     return replace(situation, host=after, obs=replace(situation.obs, host=after))

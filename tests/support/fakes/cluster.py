@@ -8,25 +8,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from driver_manager.domain import node as nodes
 from driver_manager.domain.errors import ApiUnavailable, Conflict, NodeMissing, WatchExpired
 from driver_manager.domain.host import Holder
-from driver_manager.domain.node import (
-    FIELD_MANAGER,
-    Claim,
-    Condition,
-    Eviction,
-    EvictionOutcome,
-    Node,
-    NodeChange,
-    Pod,
-    PodEvent,
-    PodEventKind,
-    PodList,
-)
+from driver_manager.domain.node import Claim, Condition, Eviction, EvictionOutcome, Node, NodeChange, Pod, PodEvent
 from driver_manager.domain.wire import Operation
 from driver_manager.sandbox.apiserver import ApiError, json_patch
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.killer import Killer
+
+Changes = Mapping[str, str | None] | None
 
 
 @dataclass(frozen=True)
@@ -97,9 +88,9 @@ class FakeCluster:
         with self.killer.call("label writer"):
             return self.writer
 
-    def pods(self, *, recent: bool = False) -> PodList:
+    def pods(self, *, recent: bool = False) -> nodes.PodList:
         with self.killer.call("pods"):
-            return PodList(tuple(self.listed.values()), str(self.version))
+            return nodes.PodList(tuple(self.listed.values()), str(self.version))
 
     def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
         with self.killer.call("watch"):
@@ -160,14 +151,14 @@ class FakeCluster:
             if resource_version is not None and resource_version != node.resource_version:
                 raise Conflict("the node changed since it was read", "Run again.")
             self.patches.append(change)
-            self._apply(change, FIELD_MANAGER)
+            self._apply(change, nodes.FIELD_MANAGER)
         return self._existing()
 
     def patch_node_where(self, operations: tuple[Operation, ...]) -> Node:
         with self.killer.call("patch", effect=True):
             change = changed_by(self._existing(), operations)
             self.patches.append(change)
-            self._apply(change, FIELD_MANAGER)
+            self._apply(change, nodes.FIELD_MANAGER)
         return self._existing()
 
     def show_condition(self, condition: Condition) -> Node | None:
@@ -208,13 +199,7 @@ class FakeCluster:
 
     # the world
 
-    def edit(
-        self,
-        labels: Mapping[str, str | None] | None = None,
-        *,
-        cordon: bool | None = None,
-        annotations: Mapping[str, str | None] | None = None,
-    ) -> None:
+    def edit(self, labels: Changes = None, *, cordon: bool | None = None, annotations: Changes = None) -> None:
         if self.current is not None:
             self._apply(NodeChange(dict(labels or {}), dict(annotations or {}), cordon), "somebody")
 
@@ -225,15 +210,8 @@ class FakeCluster:
     def replace_node(self, labels: Mapping[str, str]) -> None:
         old = self._existing()
         self.version += 1
-        self.current = replace(
-            old,
-            uid=old.uid + "+",
-            labels=dict(labels),
-            annotations={},
-            unschedulable=False,
-            cordon_manager="",
-            resource_version=str(self.version),
-        )
+        made = replace(old, uid=old.uid + "+", labels=dict(labels), annotations={}, unschedulable=False)
+        self.current = replace(made, cordon_manager="", resource_version=str(self.version))
         self.react()
 
     def recreate_node(self) -> None:
@@ -246,7 +224,7 @@ class FakeCluster:
     def add_pod(self, pod: Pod) -> None:
         self.version += 1
         self.listed[pod.uid] = pod
-        self.events.append(PodEvent(PodEventKind.PRESENT, pod, str(self.version)))
+        self.events.append(PodEvent(nodes.PodEventKind.PRESENT, pod, str(self.version)))
 
     def add_tenant(self, pod: Pod, tenant: Tenant | None = None) -> None:
         self.tenants[pod.uid] = tenant or Tenant()
@@ -263,7 +241,7 @@ class FakeCluster:
         pod = self.listed.pop(uid, None)
         if pod is not None:
             self.version += 1
-            self.events.append(PodEvent(PodEventKind.GONE, pod, str(self.version)))
+            self.events.append(PodEvent(nodes.PodEventKind.GONE, pod, str(self.version)))
             self.react()
 
     def expire_watches(self) -> None:
@@ -290,17 +268,8 @@ class FakeCluster:
     def _create(self, owner: DaemonSet) -> None:
         uid = f"{owner.name}-{self.version + 1}"
         self.owner_of[uid] = owner
-        self.add_pod(
-            Pod(
-                owner.namespace,
-                uid,
-                uid,
-                selector_keys=frozenset(owner.selector) | owner.unless_false,
-                owner_kind="DaemonSet",
-                finalizers=owner.finalizers,
-                host_paths=owner.host_paths,
-            )
-        )
+        pod = Pod(owner.namespace, uid, uid, selector_keys=frozenset(owner.selector) | owner.unless_false)
+        self.add_pod(replace(pod, owner_kind="DaemonSet", finalizers=owner.finalizers, host_paths=owner.host_paths))
 
     def _existing(self) -> Node:
         if self.current is None:
@@ -313,13 +282,9 @@ class FakeCluster:
         if cordon != node.unschedulable:  # as the API server: who sets what is set already is not put on record
             node = replace(node, cordon_manager=manager if cordon else "")
         self.version += 1
-        self.current = replace(
-            node,
-            labels=_merged(node.labels, change.labels),
-            annotations=_merged(node.annotations, change.annotations),
-            unschedulable=cordon,
-            resource_version=str(self.version),
-        )
+        labels, notes = _merged(node.labels, change.labels), _merged(node.annotations, change.annotations)
+        node = replace(node, labels=labels, annotations=notes, unschedulable=cordon)
+        self.current = replace(node, resource_version=str(self.version))
         self.react()
         if self.operator is not None:
             self.operator(self.current)
@@ -346,15 +311,10 @@ def changed_by(node: Node, operations: tuple[Operation, ...]) -> NodeChange:
 
 def _as_json(node: Node) -> dict[str, Any]:
     record = {"manager": node.cordon_manager, "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}
-    return {
-        "metadata": {
-            "uid": node.uid,
-            "labels": dict(node.labels),
-            "annotations": dict(node.annotations),
-            "managedFields": [record] if node.cordon_manager else [],
-        },
-        "spec": {"unschedulable": True} if node.unschedulable else {},
-    }
+    metadata = {"uid": node.uid, "labels": dict(node.labels), "annotations": dict(node.annotations)}
+    managed = [record] if node.cordon_manager else []
+    spec = {"unschedulable": True} if node.unschedulable else {}
+    return {"metadata": {**metadata, "managedFields": managed}, "spec": spec}
 
 
 def _merged(now: Mapping[str, str], change: Mapping[str, str | None]) -> dict[str, str]:

@@ -39,21 +39,24 @@ def _mute(world: HealthWorld, value: str, where: str) -> Mute:
     return Mute(world.clock.wall() + float(value), "then", where)
 
 
+ANSWERS = {
+    "none": MuteAnswer(),
+    "invalid": MuteAnswer(invalid=f"the annotation {INVALID}"),
+    "unreadable": MuteAnswer(problem="the API server does not answer"),
+}
+
+
 def _mute_node(world: HealthWorld, value: str) -> None:
-    match value:
-        case "none":
-            world.node_mute = MuteAnswer()
-        case "invalid":
-            world.node_mute = MuteAnswer(invalid=f"the annotation {INVALID}")
-        case "unreadable":
-            world.node_mute = MuteAnswer(problem="the API server does not answer")
-        case _:
-            world.node_mute = MuteAnswer(_mute(world, value, "the annotation"))
+    world.node_mute = ANSWERS.get(value) or MuteAnswer(_mute(world, value, "the annotation"))
 
 
 def _mute_host(world: HealthWorld, value: str) -> None:
     world.host_mute = None if value in ("none", "invalid") else _mute(world, value, "the file")
     world.host_mute_problem = f"the file {INVALID}" if value == "invalid" else ""
+
+
+def _repeated(text: str, times: str) -> list[str]:
+    return [text] * int(times)
 
 
 def _set(name: str, value: object) -> Callable[[HealthWorld, str], None]:
@@ -80,9 +83,7 @@ EVENTS: dict[str, Callable[[HealthWorld, str], object]] = {
     "repair": lambda world, _: world.broken.clear(),
     "mute-node": _mute_node,
     "mute-host": _mute_host,
-    "clients-left": lambda world, value: world.clients_left.extend(
-        [value.partition(":")[0]] * int(value.partition(":")[2])
-    ),
+    "clients-left": lambda world, value: world.clients_left.extend(_repeated(*value.split(":"))),
     "clients-done": lambda world, _: world.clients_left.clear(),
     "window": _set("window", OVER),
 }

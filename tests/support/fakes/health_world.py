@@ -9,17 +9,9 @@ from dataclasses import dataclass, field
 from driver_manager.core.health import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.health import watch
 from driver_manager.domain.health.metrics import HealthReport
-from driver_manager.domain.health.watch import (
-    ClientAnswer,
-    Kept,
-    Mute,
-    MuteAnswer,
-    Notice,
-    NoticeKind,
-    Surroundings,
-    is_own,
-)
+from driver_manager.domain.health.watch import ClientAnswer, Kept, Mute, MuteAnswer, Notice, NoticeKind, Surroundings
 from driver_manager.domain.host import Health, Marker, ProbeResult, decode_marker, encode_marker
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.outage import Outage
@@ -123,21 +115,16 @@ class HealthWorld:
 
     @property
     def has_request(self) -> bool:
-        return self.marker is not None and is_own(self.marker) and self.marker.boot_id == self.boot_id
+        return self.marker is not None and watch.is_own(self.marker) and self.marker.boot_id == self.boot_id
 
     def start_driver(self) -> None:
         for name in (READY, WITHDRAWN):
             self.files.pop(name, None)
-        self.is_loaded = True
-        self.loads += 1
-        self.is_reconciling = False
-        if self.has_ready:
-            self.files[READY] = READY_TEXT
+        self.files |= {READY: READY_TEXT} if self.has_ready else {}
+        self.is_loaded, self.is_reconciling, self.loads = True, False, self.loads + 1
 
     def reboot(self) -> None:
-        self.boots += 1
-        self.is_loaded = False
-        self.is_reconciling = False
+        self.is_loaded, self.is_reconciling, self.boots = False, False, self.boots + 1
         self.files = {name: text for name, text in self.files.items() if name not in TMPFS}
         self.start()
 

@@ -75,14 +75,7 @@ class FakeSlots:
 
     def seen(self, wanted: str) -> StagedSlots | None:
         found = tuple(
-            StagedSlot(
-                path.rpartition("/")[2],
-                digest,
-                version,
-                "6.1.0-fake",
-                self.problems.get(digest, ""),
-                isinstance(digest, Served),
-            )
+            self._slot(path.rpartition("/")[2], digest, version)
             for path, (digest, version) in sorted(self.trees.items())
             if digest is not None and not (path == self.root and isinstance(digest, Kept))
         )
@@ -91,6 +84,10 @@ class FakeSlots:
         name = next((slot.name for slot in sorted(found, key=_place) if wanted and slot.digest == wanted), "")
         remedy = "Unmount it." if self.obstacle else ""
         return StagedSlots(self.root, found, name, obstacle=self.obstacle, remedy=remedy)
+
+    def _slot(self, name: str, digest: str, version: str) -> StagedSlot:
+        problem = self.problems.get(digest, "")
+        return StagedSlot(name, digest, version, "6.1.0-fake", problem, isinstance(digest, Served))
 
     def version_at(self, path: str) -> str | None:
         return self.trees.get(path, ("", None))[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,18 +16,9 @@ from driver_manager.domain.errors import Terminated
 from driver_manager.domain.health.watch import TRIES, NoticeKind, decode_watch_record
 from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.journal import Owner
+from tests.support.fakes import health_world
 from tests.support.fakes.health_scenarios import EVENTS, MARKERS, SAMPLES, play, scripts, trace, world_of
-from tests.support.fakes.health_world import (
-    BAD,
-    GOOD,
-    MARKER,
-    READY,
-    READY_TEXT,
-    RECORD,
-    UNKNOWN,
-    WITHDRAWN,
-    HealthWorld,
-)
+from tests.support.fakes.health_world import BAD, GOOD, MARKER, READY, RECORD, UNKNOWN, WITHDRAWN, HealthWorld
 from tests.support.selection import examples
 
 WEDGED, RECOVERED = NoticeKind.WEDGED, NoticeKind.RECOVERED
@@ -46,8 +38,6 @@ def test_a_scenario_gives_its_trace(title: str) -> None:
     assert trace(properties, script) == recorded, UPDATE
 
 
-# kills
-
 STORY = "+ -*4 + + -*4 + +"
 STORIES = {
     **dict.fromkeys(("plain", "no-marker", "no-ready", "node", "node evidence"), (STORY, "")),
@@ -58,12 +48,10 @@ STORIES = {
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("effect", range(24))
-@pytest.mark.parametrize("properties", STORIES)
-def test_a_watch_that_is_killed_at_any_effect_ends_as_one_that_was_not(
-    properties: str, effect: int, after: bool
-) -> None:
-    before, rest = STORIES[properties]
-    killed = played(properties, before if rest else "")
+@pytest.mark.parametrize("kind", STORIES)
+def test_a_watch_that_is_killed_at_any_effect_ends_as_one_that_was_not(kind: str, effect: int, after: bool) -> None:
+    before, rest = STORIES[kind]
+    killed = played(kind, before if rest else "")
     if rest:
         killed.killer.revive()
     killed.killer.kill_at(effect, after=after)
@@ -71,22 +59,19 @@ def test_a_watch_that_is_killed_at_any_effect_ends_as_one_that_was_not(
         for killed.chip in [SAMPLES[word[0]]] * int(word.partition("*")[2] or 1):
             killed.turn()
             assert killed.state != "wedged" or READY not in killed.files
-    undisturbed = played(properties, f"{before} {rest}")
-    ends = [
-        (world.state, world.kinds, {name: text for name, text in world.files.items() if name != RECORD})
-        for world in (killed, undisturbed)
-    ]
-    assert ends[0] == ends[1]
+    undisturbed = played(kind, f"{before} {rest}")
+    one, other = (
+        {name: text for name, text in world.files.items() if name != RECORD} for world in (killed, undisturbed)
+    )
+    assert (killed.state, killed.kinds, one) == (undisturbed.state, undisturbed.kinds, other)
     wedges = [notice for notice in killed.reported.values() if notice.kind is WEDGED]
-    assert {notice.evidence for notice in wedges} <= {*killed.kept, *({""} if "evidence" not in properties else ())}
+    assert {notice.evidence for notice in wedges} <= {*killed.kept, *({""} if "evidence" not in kind else ())}
 
 
 def test_the_kills_reach_every_effect() -> None:
     effects = {"remember", "withdraw", "request", "clear", "link back", "unlink", "report", "keep"}
     assert set(played("node evidence", STORY).killer.effects[:24]) == effects
 
-
-# days with random faults
 
 THRESHOLD = 3
 CHIPS = {"good": (GOOD,), "bad": (BAD,), "unknown": (UNKNOWN,), "flapping": (GOOD, BAD), "busy": (BAD, UNKNOWN)}
@@ -155,7 +140,9 @@ class Observer:
             self.was_healthy = self.was_healthy and RECORD in world.files
         self.was_marked = self.is_marked or (self.was_marked and not lived)
         assert self.foreign in (None, world.files.get(MARKER)), "somebody else's marker was touched"
-        assert {world.files.get(name, READY_TEXT) for name in (READY, WITHDRAWN)} == {READY_TEXT}
+        assert {world.files.get(name, health_world.READY_TEXT) for name in (READY, WITHDRAWN)} == {
+            health_world.READY_TEXT
+        }
 
     @property
     def is_muted(self) -> bool:
@@ -189,8 +176,8 @@ class Observer:
             assert READY in world.files or not world.has_ready, "a healthy driver is not called ready"
 
 
-def live(parts: list[Part], *, has_ready: bool, has_marker: bool = True) -> None:
-    observer = Observer(HealthWorld(has_ready=has_ready, has_marker=has_marker))
+def live(parts: list[Part], **fields: bool) -> None:
+    observer = Observer(HealthWorld(**fields))  # type: ignore[arg-type]
     for part in parts:
         observer.part(part)
 
@@ -207,10 +194,11 @@ def test_failures_of_a_driver_that_was_swapped_between_two_samples_do_not_count(
     live(parts * 3, has_ready=has_ready)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 7])
-def test_a_watch_that_is_restarted_all_the_time_does_not_miss_a_wedge(every: int) -> None:
-    world = played("plain", "+ " + " ".join("-" if number % every else "restart -" for number in range(10)))
-    assert (world.state, world.has_request) == ("wedged", True)
+def test_a_watch_that_is_restarted_all_the_time_does_not_miss_a_wedge() -> None:
+    for every in (1, 2, 3, 7):
+        script = "+ " + " ".join("-" if number % every else "restart -" for number in range(10))
+        world = played("plain", script)
+        assert (world.state, world.has_request) == ("wedged", True), script
 
 
 # the order within a turn, and the end
@@ -220,7 +208,7 @@ def test_the_marks_and_the_report_come_before_the_node() -> None:
     world = played("node", "+ - -")
     seen: list[tuple[str, set[str]]] = []
     world.killer.at("report", lambda: seen.append((world.reports[-1].history.name, set(world.files))))
-    list(play(world, "-"))
+    world.turns(BAD)
     assert seen == [("wedged", {"ready.withdrawn", "marker", "record"})]
 
 
@@ -228,7 +216,7 @@ def test_a_reconcile_does_not_wait_for_the_mute_of_the_node() -> None:
     world = played("node", "+ - -")
     locked: list[int] = []
     world.killer.at("ask", lambda: locked.append(world.locked))
-    list(play(world, "-"))
+    world.turns(BAD)
     assert locked == [0]
 
 
@@ -334,6 +322,11 @@ SICK = replace(BOTH, health=Health.UNHEALTHY, reason="rbln1 is error", devices=(
 SLOW = ProbeResult(Health.UNHEALTHY, "device not ready", is_slow=True)
 
 
+def found_before(result: ProbeResult, **fields: Any) -> Baseline:
+    """The baseline of a swap."""
+    return Baseline("boot-1", health=result.health, devices=result.devices, served=result.served, **fields)
+
+
 def test_a_device_that_served_and_left_the_bus_is_lost_named_once_and_a_wedge() -> None:
     world = HealthWorld(has_node=True)
     world.turns(BOTH, LEFT)
@@ -341,9 +334,8 @@ def test_a_device_that_served_and_left_the_bus_is_lost_named_once_and_a_wedge() 
     world.start()
     world.turns(LEFT, LEFT, LEFT)
     assert (world.state, f"{TWO} is lost" in world.watch.report.history.reason) == ("wedged", True)
-    assert [(one.kind, one.lost) for one in world.reported.values()] == [
-        (RECOVERED, ()), (NoticeKind.LOST, (TWO,)), (WEDGED, ())
-    ]  # fmt: skip
+    events = [(RECOVERED, ()), (NoticeKind.LOST, (TWO,)), (WEDGED, ())]
+    assert [(one.kind, one.lost) for one in world.reported.values()] == events
     world.turns(BOTH, LEFT)
     assert len(world.reported) == 4, "one Event for each device and boot"
 
@@ -366,7 +358,7 @@ def test_a_device_that_had_left_before_a_swap_is_not_missed_after_it() -> None:
     world = HealthWorld()
     world.turns(BOTH)
     world.start_driver()
-    world.baseline = Baseline("boot-1", health=LEFT.health, devices=LEFT.devices, served=(ONE,), functions={ONE: "x"})
+    world.baseline = found_before(LEFT, functions={ONE: "x"})
     world.turns(LEFT, LEFT)
     assert world.state == "healthy"
 
@@ -376,30 +368,27 @@ def test_a_device_that_a_reload_did_not_recover_is_still_bad_after_it(bad: Probe
     world = HealthWorld()
     world.turns(BOTH, bad, bad, bad)
     assert world.state == "wedged"
-    served = dict.fromkeys(bad.served, "x")
-    known = Baseline("boot-1", health=bad.health, devices=bad.devices, served=bad.served, functions=served)
-    world.baseline = replace(known, is_reload=True)
+    world.baseline = found_before(bad, functions=dict.fromkeys(bad.served, "x"), is_reload=True)
     world.start_driver()
     world.turns(bad, bad, bad)
     assert world.state == "wedged"
 
 
 def test_a_device_that_was_bad_before_the_swap_counts_once_it_was_healthy() -> None:
-    before = Baseline("boot-1", health=SICK.health, devices=SICK.devices, served=SICK.served)
-    world = HealthWorld(baseline=before)
+    world = HealthWorld(baseline=found_before(SICK))
     world.turns(SICK, SICK)
     result = world.watch.report.result
     assert result is not None
     assert (world.state, result.reason) == ("healthy", "rbln1 is error, as before the swap")
     world.turns(BOTH, SICK)
     assert world.state == "suspect(1)"
-    good_before = Baseline("boot-1", health=BOTH.health, devices=BOTH.devices, served=BOTH.served)
-    lost = HealthWorld(baseline=good_before)
-    lost.turns(LEFT)
-    assert lost.state == "suspect(1)", "it served before the swap"
-    same = HealthWorld(baseline=replace(before, load="1"))
-    same.turns(SICK)
-    assert same.state == "suspect(1)", "no other driver was loaded since"
+    for before, now, why in (
+        (found_before(BOTH), LEFT, "it served before the swap"),
+        (found_before(SICK, load="1"), SICK, "no other driver was loaded since"),
+    ):
+        other = HealthWorld(baseline=before)
+        other.turns(now)
+        assert other.state == "suspect(1)", why
 
 
 def test_slow_is_not_bad_while_a_driver_that_was_just_loaded_settles() -> None:
