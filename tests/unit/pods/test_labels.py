@@ -14,20 +14,13 @@ from driver_manager.adapters.kube.objects import as_pod
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.node import MAX_LABEL_VALUE_CHARS
-from driver_manager.domain.pods.labels import (
-    decoded,
-    gate_originals,
-    gates_restored,
-    is_pausable,
-    is_paused,
-    originals,
-    paused_form,
-    restored,
-)
+from driver_manager.domain.pods import labels as module
+from driver_manager.domain.pods.labels import decoded, is_pausable, is_paused, originals, paused_form, restored
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.scenarios import GATE, OPEN_GATE, SHUT_GATE, replace_with_more_of_the_profile
 from tests.support.fakes.world import World
 
+Labels = dict[str, str]
 GATES = (GATE, OPEN_GATE, SHUT_GATE)
 P = "paused-for-driver-upgrade"
 LONGEST = "v" * (MAX_LABEL_VALUE_CHARS - len(P) - 1)
@@ -35,34 +28,22 @@ VALUES = st.from_regex(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?", full
 LABELS = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), VALUES)
 
 
-@pytest.mark.parametrize(
-    ("value", "paused"),
-    [
-        ("true", P),
-        ("gold", f"gold_{P}"),
-        ("True", f"True_{P}"),
-        (LONGEST, f"{LONGEST}_{P}"),
-        (LONGEST + "v", P),
-        ("v" * MAX_LABEL_VALUE_CHARS, P),
-    ],
-)
-def test_a_value_is_paused_as_the_wire_contract_says(value: str, paused: str) -> None:
-    assert paused_form(value, P) == paused
+def test_a_value_is_paused_as_the_wire_contract_says() -> None:
+    rows = {value: f"{value}_{P}" for value in ("gold", "True", LONGEST)}
+    rows |= dict.fromkeys(("true", LONGEST + "v", "v" * MAX_LABEL_VALUE_CHARS), P)
+    assert {value: paused_form(value, P) for value in rows} == rows
 
 
-@pytest.mark.parametrize("value", [None, "", "false", "true", "gold", "False", P, f"gold_{P}"])
-def test_false_empty_and_absent_are_left_alone(value: str | None) -> None:
-    is_off = value in (None, "", "false")
-    assert is_pausable(value) is not is_off
-    assert (originals({} if value is None else {"a": value}, {}, frozenset({"a"}), P) == {}) is is_off
+def test_false_empty_and_absent_are_left_alone() -> None:
+    for value in (None, "", "false", "true", "gold", "False", P, f"gold_{P}"):
+        is_off = value in (None, "", "false")
+        assert is_pausable(value) is not is_off, value
+        assert (originals({} if value is None else {"a": value}, {}, frozenset({"a"}), P) == {}) is is_off, value
 
 
-@pytest.mark.parametrize(
-    ("value", "answer"),
-    [(P, True), (f"gold_{P}", True), (None, False), ("", False), ("true", False), (f"gold{P}", False), (P[:-1], False)],
-)
-def test_only_the_forms_that_managers_write_count_as_paused(value: str | None, answer: bool) -> None:
-    assert is_paused(value, P) is answer
+def test_only_the_forms_that_managers_write_count_as_paused() -> None:
+    rows = {P: True, f"gold_{P}": True, **dict.fromkeys((None, "", "true", f"gold{P}", P[:-1]), False)}
+    assert {value: is_paused(value, P) for value in rows} == rows
 
 
 @given(VALUES)
@@ -83,16 +64,18 @@ def test_a_value_that_fits_is_decoded_from_its_paused_form_alone(value: str) -> 
 
 
 @given(LABELS)
-def test_pausing_and_restoring_gives_every_label_back(labels: dict[str, str]) -> None:
+@example({"a": "true", "b": "gold", "c": "v" * 60, "d": "false"})
+def test_pausing_and_restoring_gives_every_label_back(labels: Labels) -> None:
     assume(not any(is_paused(value, P) for value in labels.values()))
     saved = originals(labels, {}, frozenset(labels), P)
     paused = labels | {key: paused_form(value, P) for key, value in saved.items()}
     assert all(is_paused(paused[key], P) for key in saved)
     assert paused | restored(paused, saved, P) == labels
+    assert originals(paused, saved, frozenset(labels), P) == saved, "a run that resumes finds the same again"
 
 
 @given(LABELS, LABELS)
-def test_a_label_changed_or_deleted_during_the_pause_is_left_alone(before: dict[str, str], now: dict[str, str]) -> None:
+def test_a_label_changed_or_deleted_during_the_pause_is_left_alone(before: Labels, now: Labels) -> None:
     saved = originals(before, {}, frozenset(before), P)
     changes = restored(now, saved, P)
     assert changes.keys() <= now.keys(), "a key was created"
@@ -102,40 +85,24 @@ def test_a_label_changed_or_deleted_during_the_pause_is_left_alone(before: dict[
 
 
 @given(LABELS, LABELS, st.sets(st.sampled_from(["a", "b", "c", "d"])))
-def test_originals_are_never_made_up_for_absent_keys(
-    labels: dict[str, str], journaled: dict[str, str], keys: set[str]
-) -> None:
+def test_originals_are_never_made_up_for_absent_keys(labels: Labels, journaled: Labels, keys: set[str]) -> None:
     found = originals(labels, journaled, frozenset(keys), P)
     assert found.keys() <= labels.keys() & keys
     for key, value in found.items():
         assert is_paused(labels[key], P) or value == labels[key], "a label that is not paused speaks for itself"
 
 
-@pytest.mark.parametrize(
-    ("label", "journaled", "original"),
-    [
-        (P, "v" * 60, "v" * 60),
+def test_the_journal_explains_a_paused_value_that_did_not_fit() -> None:
+    for label, journaled, original in (
+        *((P, "v" * 60, "v" * 60), ("silver", "gold", "silver")),
         (f"silver_{P}", "gold", "silver"),  # a journaled value is not believed where the label says otherwise
-        ("silver", "gold", "silver"),
         (f"true_{P}", None, "true"),  # as another manager suffixes it
-    ],
-)
-def test_the_journal_explains_a_paused_value_that_did_not_fit(label: str, journaled: str | None, original: str) -> None:
-    saved = originals({"a": label}, {} if journaled is None else {"a": journaled}, frozenset({"a"}), P)
-    assert saved == {"a": original}
-    assert restored({"a": label}, saved, P) == ({} if label == "silver" else {"a": original})
-
-
-def test_resuming_finds_the_same_originals_again() -> None:
-    labels = {"a": "true", "b": "gold", "c": "v" * 60, "d": "false"}
-    first = originals(labels, {}, frozenset(labels), P)
-    paused = labels | {key: paused_form(value, P) for key, value in first.items()}
-    assert originals(paused, first, frozenset(labels), P) == first
-
-
-@pytest.mark.parametrize("original", ["gold", "true_gold", LONGEST])
-def test_the_plain_paused_value_is_no_pause_of_a_value_that_fits_with_its_suffix(original: str) -> None:
-    assert restored({"a": P}, {"a": original}, P) == {}
+    ):
+        saved = originals({"a": label}, {} if journaled is None else {"a": journaled}, frozenset({"a"}), P)
+        assert saved == {"a": original}
+        assert restored({"a": label}, saved, P) == ({} if label == "silver" else {"a": original})
+    for original in ("gold", "true_gold", LONGEST):  # the plain value is no pause of one that fits with its suffix
+        assert restored({"a": P}, {"a": original}, P) == {}
 
 
 # a switch that is on while the Node lacks it is paused by a key that we make, and that goes away again
@@ -170,12 +137,10 @@ def test_a_failure_before_the_driver_is_touched_gives_them_back() -> None:
 
 
 @given(SWITCHES, SWITCHES)
-def test_what_is_switched_off_comes_back_as_it_was_and_nothing_else_changes(
-    labels: dict[str, str], journaled: dict[str, str]
-) -> None:
-    saved = gate_originals(labels, journaled, frozenset("abc"))
+def test_what_is_switched_off_comes_back_as_it_was_and_nothing_else_changes(labels: Labels, journaled: Labels) -> None:
+    saved = module.gate_originals(labels, journaled, frozenset("abc"))
     off = {**labels, **dict.fromkeys(saved, "false")}
-    changes = {**off, **gates_restored(off, saved)}
+    changes = {**off, **module.gates_restored(off, saved)}
     back = {key: value for key, value in changes.items() if value is not None}
     known = {key: value for key, value in journaled.items() if labels.get(key) == "false"}
     assert back == labels | known
