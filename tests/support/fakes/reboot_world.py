@@ -13,19 +13,9 @@ from driver_manager.core.rebooter import Rebooter, RebootPorts
 from driver_manager.domain.errors import ApiUnavailable, Conflict, ModuleFailed, PodsRemain
 from driver_manager.domain.host import Marker, decode_marker, encode_marker
 from driver_manager.domain.node import Node, PodList
+from driver_manager.domain.reboot import state
 from driver_manager.domain.reboot.decision import RebootDecision
-from driver_manager.domain.reboot.state import (
-    RebootAnswer,
-    RebootPolicy,
-    Record,
-    Slots,
-    SlotsSeen,
-    Snapshot,
-    decode_reboot_record,
-    decode_slots,
-    encode_reboot_record,
-    encode_slots,
-)
+from driver_manager.domain.reboot.state import RebootAnswer, RebootPolicy, Record, Slots, SlotsSeen, Snapshot
 from driver_manager.domain.wire import Unreadable
 from tests.support.fakes.builders import ASCEND, node
 from tests.support.fakes.clock import FakeClock, RecordingReporter
@@ -102,7 +92,7 @@ class FakeRebootHost:
         with self.machine.killer.call("keep", effect=True), self.turn:
             if seen is not None and self.remembered() != seen:
                 raise Conflict("another process has replaced the record", "")
-            self.text = encode_reboot_record(record)
+            self.text = state.encode_reboot_record(record)
 
     def why_not_ready(self) -> str:
         with self.machine.killer.call("driver"):
@@ -137,7 +127,7 @@ class FakeRebootHost:
     # the world
 
     def remembered(self) -> Record:
-        return decode_reboot_record(self.text) if self.text is not None else Record()
+        return state.decode_reboot_record(self.text) if self.text is not None else Record()
 
     def _told(self, how: str) -> None:
         with self.machine.killer.call(how, effect=True):
@@ -155,7 +145,7 @@ class FakeSlots:
     def read(self, limit: int) -> SlotsSeen:
         with self.machine.killer.call("slots"):
             fleet = self.machine.fleet
-            value = decode_slots(fleet.slots)
+            value = state.decode_slots(fleet.slots)
             held = value.holders if len(value.holders) >= limit else ()
             gone = {holder.uid for holder in held if not fleet.is_there(holder.node, holder.uid)}
             return SlotsSeen(value, str(fleet.slots_version), frozenset(gone))
@@ -165,7 +155,7 @@ class FakeSlots:
             fleet = self.machine.fleet
             if version != str(fleet.slots_version):
                 raise Conflict("the slots changed since they were read", "")
-            fleet.slots, fleet.slots_version = encode_slots(value), fleet.slots_version + 1
+            fleet.slots, fleet.slots_version = state.encode_slots(value), fleet.slots_version + 1
 
 
 @dataclass
@@ -193,7 +183,7 @@ class Machine:
         self.killer = Killer()
         self.reporter = RecordingReporter()
         self.host = FakeRebootHost(self, booted_at=fleet.clock.now - UPTIME_S)
-        there = replace(node({}), name=name, uid=f"uid-{name}", boot_id=self.host.boot_id, is_ready=True)
+        there = node({}, name=name, uid=f"uid-{name}", boot_id=self.host.boot_id, is_ready=True)
         self.cluster = FakeCluster(self.killer, fleet.clock, there)
         self.workloads = FakeWorkloads(self)
         self.reboots: list[str] = []
@@ -300,24 +290,20 @@ class Fleet:
 
     def __post_init__(self) -> None:
         self.clock = FakeClock()
-        self.slots, self.slots_version = encode_slots(Slots()), 1
+        self.slots, self.slots_version = state.encode_slots(Slots()), 1
         self.machines = [Machine(self, f"node-{number}", self.policy) for number in range(self.size)]
 
     @property
     def holders(self) -> list[str]:
-        return [holder.node for holder in decode_slots(self.slots).holders]
+        return [holder.node for holder in state.decode_slots(self.slots).holders]
 
     def is_there(self, name: str, uid: str) -> bool:
         current = next((machine.cluster.current for machine in self.machines if machine.name == name), None)
         return current is not None and current.uid == uid
 
     def check_reboot(self, machine: Machine) -> None:
-        down = [
-            other.name
-            for other in self.machines
-            if other is not machine and (other.host.is_down or not other.host.serves)
-        ]
-        alive = [name for name in down if self.is_there(name, f"uid-{name}")]
+        others = (one for one in self.machines if one is not machine and (one.host.is_down or not one.host.serves))
+        alive = [one.name for one in others if self.is_there(one.name, f"uid-{one.name}")]
         assert len(alive) < self.policy.max_concurrent, f"{machine.name} reboots while {alive} are down"
         assert machine.host.boot_id not in machine.reboots, f"{machine.name} reboots twice for one request"
         assert machine.host.marker is not None, f"{machine.name} reboots without a marker"

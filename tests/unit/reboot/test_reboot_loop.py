@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,21 +18,13 @@ from driver_manager.domain.node_state import NO_RECOVERY, Recovery, RecoveryStat
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT, REBOOT_STATE, RebootAct
 from driver_manager.domain.reboot.state import RebootPolicy, SlotsSeen
+from tests.support.fakes import reboot_world
 from tests.support.fakes.builders import ASCEND
 from tests.support.fakes.builders import node as some_node
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.cluster import FakeCluster
 from tests.support.fakes.killer import Killer
-from tests.support.fakes.reboot_world import (
-    APPROVE,
-    KEYS,
-    FakeSlots,
-    Fleet,
-    Machine,
-    check_clean,
-    check_rebooted_once,
-    grant_of,
-)
+from tests.support.fakes.reboot_world import APPROVE, KEYS, Fleet, Machine, check_clean, check_rebooted_once, grant_of
 
 POLICY = RebootPolicy("", KEYS)
 ASKED_FOR = {**APPROVE, KEYS.reboot_required: "true", KEYS.upgrade_state: REBOOT_STATE}
@@ -65,14 +58,20 @@ def settled(machine: Machine) -> None:
 
 def at(machine: Machine, call: str, action: Callable[[], object], *, after: bool = False) -> None:
     """One round in which this happens at the next call of that name."""
-
-    def act() -> None:
-        action()
-
-    machine.round_with(lambda killer: killer.at(call, act, after=after))
+    machine.round_with(lambda killer: killer.at(call, action, after=after))
 
 
-# approvals
+def approvals(machine: Machine) -> dict[str, str]:
+    return {key: value for key, value in machine.notes.items() if "approve" in key}
+
+
+def rounds(machine: Machine, number: int) -> str:
+    """Why it waits after so many rounds, one each half a minute."""
+    decision = None
+    for _ in range(number):
+        decision = machine.round()
+        machine.fleet.clock.sleep(30)
+    return decision.reason if decision is not None else ""
 
 
 def test_an_approved_upgrade_reboots_once_and_leaves_nothing() -> None:
@@ -138,57 +137,44 @@ def test_a_chip_that_recovers_before_the_reboot_withdraws_the_request_everywhere
     assert machine.events("RebootWithdrawn") == ["no reboot is required"]
 
 
-@pytest.mark.parametrize("marker", [None, "garbage"])
-def test_an_approval_is_given_back_where_no_reboot_came_of_it(marker: str | None) -> None:
-    machine = one(cordon=True).request("recovery")
-    at(machine, "evidence", lambda: setattr(machine.host, "marker", marker))
-    machine.fleet.settle()
-    assert (machine.reboots, machine.fleet.holders, machine.notes) == ([], [], APPROVE)
-    assert not machine.node.unschedulable
+def test_an_approval_is_given_back_where_no_reboot_came_of_it() -> None:
+    for marker in (None, "garbage"):
+        machine = one(cordon=True).request("recovery")
+        at(machine, "evidence", partial(setattr, machine.host, "marker", marker))
+        machine.fleet.settle()
+        assert (machine.reboots, machine.fleet.holders, machine.notes) == ([], [], APPROVE)
+        assert not machine.node.unschedulable
 
 
-STEP = {KEYS.approve_recovery: "reboot"}
+STEP, RELOAD = ({KEYS.approve_recovery: step} for step in ("reboot", "reload"))
 
 
-@pytest.mark.parametrize(
-    ("reason", "notes", "reboots", "left"),
-    [
-        ("recovery", STEP, 1, {}),
-        ("recovery", {**STEP, **APPROVE}, 1, {}),
-        ("recovery", {**APPROVE, KEYS.approve_recovery: "reload"}, 1, {KEYS.approve_recovery: "reload"}),
-        ("recovery", {KEYS.approve_recovery: "reload"}, 0, {KEYS.approve_recovery: "reload"}),
-        ("upgrade", STEP, 0, STEP),
+def test_the_approval_of_the_step_reboot_approves_a_recovery_once() -> None:
+    for reason, notes, reboots, left in (
+        *(("recovery", STEP, 1, {}), ("recovery", {**STEP, **APPROVE}, 1, {}), ("recovery", RELOAD, 0, RELOAD)),
+        *(("recovery", {**APPROVE, **RELOAD}, 1, RELOAD), ("upgrade", STEP, 0, STEP)),
         ("upgrade", {**APPROVE, **STEP}, 1, STEP),
-    ],
-)
-def test_the_approval_of_the_step_reboot_approves_a_recovery_once(
-    reason: str, notes: dict[str, str], reboots: int, left: dict[str, str]
-) -> None:
-    machine = one().request(reason, approved=False)
-    machine.cluster.edit(annotations=notes)
-    machine.fleet.settle()
-    assert len(machine.reboots) == reboots
-    assert {key: value for key, value in machine.notes.items() if "approve" in key} == left
+    ):
+        machine = one().request(reason, approved=False)
+        machine.cluster.edit(annotations=notes)
+        machine.fleet.settle()
+        assert (len(machine.reboots), approvals(machine)) == (reboots, left), (reason, notes)
 
 
-@pytest.mark.parametrize(
-    ("notes", "recovers", "left"),
-    [(STEP, False, STEP), ({**STEP, **APPROVE}, False, {**STEP, **APPROVE}), ({**STEP, **APPROVE}, True, APPROVE)],
-)
-def test_a_release_gives_back_each_approval_and_a_recovered_chip_needs_none_of_a_step(
-    notes: dict[str, str], recovers: bool, left: dict[str, str]
-) -> None:
-    machine = one(max_attempts=1).request("recovery", approved=False)
-    machine.cluster.edit(annotations=notes)
-    machine.host.refusal = "by an inhibitor"
-    said(machine)
-    assert not any("approve" in key for key in machine.notes)
-    if recovers:
-        machine.host.marker = None
-    else:
-        machine.fleet.clock.sleep(machine.policy.grace_s)
-    machine.round()
-    assert {key: value for key, value in machine.notes.items() if "approve" in key} == left
+def test_a_release_gives_back_each_approval_and_a_recovered_chip_needs_none_of_a_step() -> None:
+    both = {**STEP, **APPROVE}
+    for notes, recovers, left in ((STEP, False, STEP), (both, False, both), (both, True, APPROVE)):
+        machine = one(max_attempts=1).request("recovery", approved=False)
+        machine.cluster.edit(annotations=notes)
+        machine.host.refusal = "by an inhibitor"
+        said(machine)
+        assert approvals(machine) == {}
+        if recovers:
+            machine.host.marker = None
+        else:
+            machine.fleet.clock.sleep(machine.policy.grace_s)
+        machine.round()
+        assert approvals(machine) == left
 
 
 # jobs, and pods that block
@@ -287,12 +273,9 @@ def test_a_boot_or_one_more_reboot_ends_the_need_for_service_and_another_writers
     machine.host.marker = None
     machine.round()
     assert machine.notes == {KEYS.recovery: theirs}
-
-
-def test_an_upgrade_that_is_given_up_needs_no_service() -> None:
-    machine = one(max_attempts=0).request()
-    said(machine)
-    assert (machine.events("NeedsService"), recovery_on(machine.node, KEYS)) == ([], NO_RECOVERY)
+    upgrade = one(max_attempts=0).request()
+    said(upgrade)
+    assert (upgrade.events("NeedsService"), recovery_on(upgrade.node, KEYS)) == ([], NO_RECOVERY)
 
 
 # cordons and what the Node shows
@@ -313,7 +296,7 @@ def test_its_own_cordon_is_lifted_after_the_boot_and_an_administrators_is_not(wh
     assert machine.notes == {}
 
 
-def test_a_rebooted_node_is_ready_once_its_driver_serves_and_not_before(machine: Machine) -> None:
+def test_a_rebooted_node_is_ready_once_its_driver_serves_and_one_rebooted_by_hand_at_once(machine: Machine) -> None:
     machine.round()
     machine.come_back()
     machine.host.serves = False
@@ -324,15 +307,12 @@ def test_a_rebooted_node_is_ready_once_its_driver_serves_and_not_before(machine:
     machine.round()
     assert machine.node.labels[KEYS.state] == "ready"
     check_rebooted_once(machine)
-
-
-def test_a_node_that_somebody_else_rebooted_is_ready_at_once() -> None:
-    machine = one().request(approved=False)
-    machine.round()
-    machine.boot()
-    machine.tell(boot_id=machine.host.boot_id)
-    machine.round()
-    assert machine.node.labels[KEYS.state] == "ready"
+    by_hand = one().request(approved=False)
+    by_hand.round()
+    by_hand.boot()
+    by_hand.tell(boot_id=by_hand.host.boot_id)
+    by_hand.round()
+    assert by_hand.node.labels[KEYS.state] == "ready"
 
 
 def test_what_speaks_of_the_reboot_is_gone_before_the_slot_is(machine: Machine) -> None:
@@ -374,8 +354,7 @@ def test_a_command_that_is_refused_is_given_again_and_never_followed_by_sysrq() 
     [
         ({"refusal": "by an inhibitor"}, False, ["refused"] * 10, "refused to reboot for 300 s: by an inhibitor"),
         ({"obeys": (), "no_sysrq": "no sysrq: denied"}, False, ["command"], "no sysrq: denied"),
-        ({"obeys": ()}, False, ["command", "sysrq"], "neither"),
-        ({}, True, [], "pod a/b does not leave"),
+        *(({"obeys": ()}, False, ["command", "sysrq"], "neither"), ({}, True, [], "pod a/b does not leave")),
     ],
     ids=["refuses", "without-sysrq", "obeys-nothing", "workloads-stay"],
 )
@@ -386,9 +365,7 @@ def test_a_host_that_does_not_reboot_is_given_up_and_gets_everything_back(
     machine.workloads.stay = stays
     for name, value in host.items():
         setattr(machine.host, name, value)
-    for _ in range(20):
-        machine.round()
-        machine.fleet.clock.sleep(30)
+    rounds(machine, 20)
     (text,) = machine.events("RebootFailed")
     assert event in text
     assert "did not help" in said(machine)
@@ -396,40 +373,26 @@ def test_a_host_that_does_not_reboot_is_given_up_and_gets_everything_back(
     assert machine.notes == ASKED_FOR
 
 
-# markers
+def test_what_is_no_marker_of_ours_reboots_nothing_and_is_left_alone() -> None:
+    foreign = encode_marker(Marker("upgrade", "node-0-boot-1", node="other"))
+    future = encode_marker(Marker("upgrade", "node-0-boot-1")).replace('"schema": 1', '"schema": 2')
+    for text in ("garbage", "x" * 100_000, foreign, future):
+        machine = one(auto_upgrade=True)
+        machine.host.marker = text
+        decision = machine.round()
+        assert decision is not None
+        assert decision.act is RebootAct.NOTHING
+        assert (machine.host.marker, machine.notes) == (text, {})
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "garbage",
-        "x" * 100_000,
-        encode_marker(Marker("upgrade", "node-0-boot-1", node="other")),
-        encode_marker(Marker("upgrade", "node-0-boot-1")).replace('"schema": 1', '"schema": 2'),
-    ],
-    ids=["garbage", "large", "foreign", "future"],
-)
-def test_what_is_no_marker_of_ours_reboots_nothing_and_is_left_alone(text: str) -> None:
-    machine = one(auto_upgrade=True)
-    machine.host.marker = text
-    decision = machine.round()
-    assert decision is not None
-    assert decision.act is RebootAct.NOTHING
-    assert (machine.host.marker, machine.notes) == (text, {})
-
-
-def test_a_stale_marker_is_cleared_and_never_acted_on() -> None:
+def test_a_stale_marker_is_cleared_and_never_acted_on_and_a_request_written_meanwhile_is_not_lost() -> None:
     machine = one(auto_upgrade=True).request(boot_id="node-0-boot-0")
     machine.cluster.edit({KEYS.reboot_required: "true"})
     machine.fleet.settle()
     assert (machine.reboots, machine.host.marker, machine.notes) == ([], None, APPROVE)
-
-
-def test_a_request_written_while_a_stale_one_is_cleared_is_not_lost() -> None:
     machine = one(auto_recover=True).request("recovery", boot_id="node-0-boot-0", approved=False)
     at(machine, "remove marker", lambda: machine.request("recovery", approved=False))
-    assert machine.host.is_down
-    assert machine.reboots == ["node-0-boot-1"]
+    assert (machine.host.is_down, machine.reboots) == (True, ["node-0-boot-1"])
 
 
 def test_an_older_operators_marker_is_good_for_one_reboot_though_it_names_no_boot() -> None:
@@ -442,9 +405,6 @@ def test_an_older_operators_marker_is_good_for_one_reboot_though_it_names_no_boo
     machine.fleet.settle()
     assert len(machine.reboots) == 1
     check_clean(machine)
-
-
-# grants
 
 
 def test_the_grant_of_a_process_that_was_faster_and_is_killed_is_not_taken_back(machine: Machine) -> None:
@@ -510,12 +470,9 @@ def test_a_grant_forged_before_the_driver_is_back_goes_and_the_slot_stays(machin
 
 
 def test_a_grant_whose_answer_was_lost_is_not_taken_back() -> None:
-    def conflict() -> None:
-        raise Conflict("the patch was sent again and met its own change", "")
-
     def lose_the_answer(killer: Killer) -> None:
         killer.at("patch", lambda: None, after=True)  # the request is announced
-        killer.at("patch", conflict, after=True)
+        killer.at("patch", Conflict("the patch was sent again and met its own change", ""), after=True)
 
     machine = one().request()
     machine.round_with(lose_the_answer)
@@ -537,7 +494,7 @@ def test_a_deleted_node_loses_its_slot_and_one_of_the_same_name_does_not_inherit
 
 @pytest.mark.parametrize("times", [1, 7])
 def test_a_lease_that_is_answered_as_absent_keeps_no_slot(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    absent, leave_slot, read = list[SlotsSeen](), Rebooter._leave_slot, FakeSlots.read
+    absent, leave_slot, read = list[SlotsSeen](), Rebooter._leave_slot, reboot_world.FakeSlots.read
     lies = [SlotsSeen()] * times
 
     def leave(self: Rebooter, uids: set[str], **how: bool) -> None:
@@ -545,7 +502,9 @@ def test_a_lease_that_is_answered_as_absent_keeps_no_slot(times: int, monkeypatc
         leave_slot(self, uids, **how)
 
     monkeypatch.setattr(Rebooter, "_leave_slot", leave)
-    monkeypatch.setattr(FakeSlots, "read", lambda self, limit: absent.pop() if absent else read(self, limit))
+    monkeypatch.setattr(
+        reboot_world.FakeSlots, "read", lambda self, limit: absent.pop() if absent else read(self, limit)
+    )
     machine = one().request()
     machine.round()
     assert machine.fleet.holders == ["node-0"]
@@ -581,8 +540,7 @@ def test_the_slot_is_given_back_though_reconcile_cleared_everything_else(machine
     machine.host.marker = None
     machine.cluster.edit(dict.fromkeys(machine.notes, None), annotations=dict.fromkeys(machine.notes, None))
     machine.fleet.settle()
-    assert machine.fleet.holders == []
-    assert machine.host.remembered().is_empty
+    assert (machine.fleet.holders, machine.host.remembered().is_empty) == ([], True)
 
 
 def test_a_lost_record_is_made_up_for_by_what_the_node_tells() -> None:
@@ -601,16 +559,11 @@ def test_a_record_that_cannot_be_read_reboots_nothing_and_says_so() -> None:
     assert machine.reboots == []
 
 
-# the process
-
-
-def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
+def test_a_dry_run_says_what_it_would_do_and_does_nothing_nor_gives_back_what_a_run_before_it_took() -> None:
     machine = one(dry_run=True).request()
     assert "dry run: would take a slot" in said(machine)
     assert machine.killer.effects == []
-
-
-def test_a_dry_run_that_is_ended_gives_back_nothing_of_the_run_before_it(machine: Machine) -> None:
+    machine = one().request()
     at(machine, "evidence", machine.killer.die)
     machine.policy = replace(machine.policy, dry_run=True)
     machine.killer.revive()
@@ -630,9 +583,6 @@ def test_rebooters_that_were_started_together_do_not_ask_together() -> None:
             machine.rebooter.run()
         pauses_s.append(machine.clock.slept[0])
     assert pauses_s == pytest.approx([27.0, 33.0], abs=0.1)
-
-
-# workloads
 
 
 def test_blockers_are_looked_at_before_a_slot_is_taken() -> None:
@@ -661,30 +611,25 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize(
-    ("users", "forces", "blocks"),
-    [((), False, False), (("job",), False, False), (("job", "lonely"), False, True), (("job", "lonely"), True, False)],
-    ids=["none", "all-leave", "one-blocks", "forced"],
-)
-def test_pods_that_use_the_accelerator_leave_unless_one_has_no_controller(
-    users: tuple[str, ...], forces: bool, blocks: bool
-) -> None:
-    on = FakeCluster(Killer(), FakeClock(), some_node({}))
-    pods = STAY | {name: pod(name, **({"owner_kind": ""} if name == "lonely" else {})) for name in users}
-    for found in pods.values():
-        on.add_pod(found)
-    rules = EvictionRules(is_enabled=True, timeout_s=60.0, forces=forces)
-    drain = NodeDrain(on, on.clock, RecordingReporter(), ASCEND, rules)
-    if blocks:
-        (blocker,) = drain.blockers()
-        assert "tenant/lonely" in blocker
-        assert "NPU_POD_EVICTION_FORCE" in blocker
-        with pytest.raises(PodsRemain, match="lonely"):
+def test_pods_that_use_the_accelerator_leave_unless_one_has_no_controller() -> None:
+    job, lonely = pod("job"), pod("lonely", owner_kind="")
+    both = [job, lonely]
+    for users, forces, blocks in (([], False, False), ([job], False, False), (both, False, True), (both, True, False)):
+        on = FakeCluster(Killer(), FakeClock(), some_node({}))
+        for found in (*STAY.values(), *users):
+            on.add_pod(found)
+        rules = EvictionRules(is_enabled=True, timeout_s=60.0, forces=forces)
+        drain = NodeDrain(on, on.clock, RecordingReporter(), ASCEND, rules)
+        if blocks:
+            (blocker,) = drain.blockers()
+            assert "tenant/lonely" in blocker
+            assert "NPU_POD_EVICTION_FORCE" in blocker
+            with pytest.raises(PodsRemain, match="lonely"):
+                drain.clear()
+        else:
+            assert drain.blockers() == ()
             drain.clear()
-    else:
-        assert drain.blockers() == ()
-        drain.clear()
-    assert set(on.listed) == (pods.keys() if blocks else STAY.keys())
+        assert set(on.listed) == {*STAY, *(("job", "lonely") if blocks else ())}
 
 
 @pytest.mark.parametrize("has_one", [False, True])
@@ -701,14 +646,7 @@ def test_the_condition_follows_the_request_on_a_node_that_has_one(machine: Machi
 def test_sysrq_waits_for_a_shutdown_that_a_kubelet_delays_longer_than_the_grace() -> None:
     machine = one(grace_s=100.0).request()
     machine.host.obeys, machine.host.delay_s = (), 600.0
-    reasons = list[str]()
-    for _ in range(21):
-        decision = machine.round()
-        reasons.append(decision.reason if decision is not None else "")
-        machine.fleet.clock.sleep(30)
+    assert "logind may delay a shutdown so long" in rounds(machine, 21)
     assert machine.host.commands == ["command"]
-    assert "logind may delay a shutdown so long" in reasons[-1]
-    for _ in range(3):
-        machine.round()
-        machine.fleet.clock.sleep(30)
+    rounds(machine, 3)
     assert machine.host.commands == ["command", "sysrq"]

@@ -17,17 +17,9 @@ from msgspec.structs import replace
 
 from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from driver_manager.domain.reboot.state import RebootPolicy
+from tests.support.fakes import reboot_world
 from tests.support.fakes.killer import Killer
-from tests.support.fakes.reboot_world import (
-    APPROVE,
-    KEYS,
-    Fleet,
-    Machine,
-    check_clean,
-    check_rebooted_once,
-    grant_of,
-    unavailable,
-)
+from tests.support.fakes.reboot_world import APPROVE, KEYS, Fleet, Machine, check_clean, check_rebooted_once, grant_of
 from tests.support.selection import examples
 
 POLICY = RebootPolicy("", KEYS, cordon=True, clear_workloads=True, max_attempts=1000)
@@ -49,10 +41,10 @@ def pair() -> tuple[Fleet, Machine, Machine]:
     return fleet, first.request(), second.request()
 
 
-def single(**rules: Any) -> tuple[Fleet, Machine]:
+def single(reason: str = "upgrade", *, approved: bool = True, **rules: Any) -> tuple[Fleet, Machine]:
     """One node that wants to."""
     fleet = Fleet(1, replace(POLICY, **rules))
-    return fleet, fleet.machines[0].request()
+    return fleet, fleet.machines[0].request(reason, approved=approved)
 
 
 def live(machine: Machine, prepare: Prepare = lambda *_: None, rounds: int = LIFE) -> None:
@@ -65,12 +57,7 @@ def live(machine: Machine, prepare: Prepare = lambda *_: None, rounds: int = LIF
 
 def at(point: Call, action: Callable[[], object], *, after: bool = False) -> Prepare:
     """That action at this call."""
-    number, call, _ = point
-
-    def act() -> None:
-        action()
-
-    return lambda now, killer: killer.at_call(call, act, after=after) if now == number else None
+    return lambda now, killer: killer.at_call(point[1], action, after=after) if now == point[0] else None
 
 
 @cache
@@ -120,12 +107,12 @@ def check_nothing_taken(machine: Machine) -> None:
 def killed(point: Kill) -> tuple[Fleet, Machine, Machine]:
     """Two nodes, after the first one's process was killed there; its host is up."""
     fleet, machine, other = pair()
-    number, effect, after = point
-    live(machine, rounds=number)
-    if machine.host.is_down:
-        machine.come_back()
-    machine.round_with(lambda killer: killer.kill_at(effect, after=after))
+    live(machine, lambda number, killer: kill(killer, point) if number == point[0] else None, rounds=point[0] + 1)
     return fleet, machine, other
+
+
+def kill(killer: Killer, point: Kill) -> None:
+    killer.kill_at(point[1], after=point[2])
 
 
 def killed_while_releasing(point: Kill, loss: Callable[[Machine], None]) -> tuple[Fleet, Machine]:
@@ -134,7 +121,7 @@ def killed_while_releasing(point: Kill, loss: Callable[[Machine], None]) -> tupl
     machine.round_with(lambda killer: killer.at("evidence", killer.die))
     assert fleet.holders == [machine.name]
     loss(machine)
-    machine.round_with(lambda killer: killer.kill_at(point[1], after=point[2]))
+    machine.round_with(lambda killer: kill(killer, point))
     check_end(fleet, other, rounds=100)
     return fleet, machine
 
@@ -150,10 +137,9 @@ def lose_record(machine: Machine) -> None:
 
 
 def test_the_points_are_many_enough_to_mean_something() -> None:
-    effects = [effect for _, effects in undisturbed() for effect in effects]
-    assert {"keep", "lease", "patch", "event", "evidence", "evict", "remove marker"} <= set(effects)
-    assert len(KILLS) > 40
-    assert len(FAULTS) > 20
+    effects = {effect for _, effects in undisturbed() for effect in effects}
+    assert {"keep", "lease", "patch", "event", "evidence", "evict", "remove marker"} <= effects
+    assert (len(KILLS) > 40, len(FAULTS) > 20) == (True, True)
 
 
 @pytest.mark.parametrize("point", KILLS)
@@ -175,10 +161,9 @@ def test_killed_at_any_effect_and_withdrawn_nothing_stays_taken(point: Kill) -> 
 
 @pytest.mark.parametrize("point", KILLS)
 def test_killed_at_any_effect_an_approved_step_of_a_recovery_is_done_once(point: Kill) -> None:
-    fleet = Fleet(1, POLICY)
-    machine = fleet.machines[0].request("recovery", approved=False)
+    fleet, machine = single("recovery", approved=False)
     machine.cluster.edit(annotations={KEYS.approve_recovery: "reboot"})
-    live(machine, lambda number, killer: killer.kill_at(point[1], after=point[2]) if number == point[0] else None)
+    live(machine, lambda number, killer: kill(killer, point) if number == point[0] else None)
     fleet.settle()
     assert len(machine.reboots) == 1
     check_clean(machine)
@@ -205,7 +190,7 @@ def test_killed_on_a_young_host_with_a_forged_grant_it_reboots_once_and_not_befo
     fleet, machine = single(min_uptime_s=600.0)
     machine.host.booted_at = fleet.clock.now - 30
     machine.cluster.edit(annotations=grant_of(machine))
-    machine.round_with(lambda killer: killer.kill_at(point[1], after=point[2]))
+    machine.round_with(lambda killer: kill(killer, point))
     machine.round()
     assert (machine.reboots, fleet.holders) == ([], [])
     fleet.clock.sleep(600.0)
@@ -226,7 +211,7 @@ def test_killed_at_any_effect_and_rebooted_by_hand_it_does_not_reboot_again(poin
 @pytest.mark.parametrize("point", FAULTS)
 def test_an_api_server_that_fails_at_any_call_loses_nothing(point: Call, after: bool) -> None:
     fleet, machine, other = pair()
-    live(machine, at(point, unavailable, after=after))
+    live(machine, at(point, reboot_world.unavailable, after=after))
     check_end(fleet, machine, other)
 
 
@@ -316,8 +301,7 @@ def test_outside_its_window_nothing_reboots_however_far_it_had_come(point: Call,
 
 @pytest.mark.parametrize("point", but("command", "look"))
 def test_what_allows_one_reason_does_not_allow_the_other(point: Call) -> None:
-    fleet = Fleet(1, replace(POLICY, auto_recover=True))
-    machine = fleet.machines[0].request("recovery", approved=False)
+    fleet, machine = single("recovery", approved=False, auto_recover=True)
     live(machine, at(point, lambda: machine.request("upgrade", approved=False)), rounds=4)
     assert (machine.reboots, fleet.holders) == ([], [])
 
@@ -343,7 +327,7 @@ def test_a_grant_forged_at_any_call_does_not_replace_the_approval(point: Call) -
 def test_a_host_that_does_not_obey_is_told_once_and_then_forced(point: Call) -> None:
     fleet, machine = single()
     machine.host.obeys = ("sysrq",)
-    machine.round_with(partial(at(point, unavailable), 0))
+    machine.round_with(partial(at(point, reboot_world.unavailable), 0))
     for _ in range(10):
         machine.round()
         fleet.clock.sleep(1.0)
@@ -357,7 +341,7 @@ def test_a_host_that_does_not_obey_is_told_once_and_then_forced(point: Call) -> 
 @pytest.mark.parametrize("point", [point for point in FAULTS if point in FIRST])
 def test_a_host_that_is_back_before_its_driver_is_keeps_its_slot(point: Call) -> None:
     fleet, machine, other = pair()
-    machine.round_with(partial(at(point, unavailable), 0))
+    machine.round_with(partial(at(point, reboot_world.unavailable), 0))
     machine.round()
     assert machine.host.is_down
     machine.boot()
@@ -435,19 +419,16 @@ def strike(machine: Machine, kind: str, call: int, other: Machine) -> None:
     if kind == "withdraw":
         recover(machine)
 
-    def second() -> None:
-        machine.second_process()
-
     def prepare(killer: Killer) -> None:
         match kind:
             case "kill" | "kill-after":
                 killer.kill_at(call % 14, after=kind == "kill-after")
             case "fault" | "fault-after":
-                killer.at_call(call, unavailable, after=kind == "fault-after")
+                killer.at_call(call, reboot_world.unavailable, after=kind == "fault-after")
             case "stop" if other is not machine:
                 killer.at_call(call, lambda: live(other, rounds=1))
             case "second":
-                killer.at_call(call, second)
+                killer.at_call(call, machine.second_process)
 
     machine.round_with(prepare)
     machine.clock.sleep(30.0)
