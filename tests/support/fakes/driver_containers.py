@@ -11,7 +11,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.docs.markdown import ROOT
@@ -22,34 +21,17 @@ STAYS = ("is current", " is loaded from ", "was loaded by")
 """Of what a program says last, before it stays until it is asked to end."""
 
 
-@dataclass(frozen=True)
 class EntryProgram:
     """The entry program of images/`kind`, on the tree in `folder`."""
 
-    kind: str
-    folder: Path
-    module_name: str = "rebellions"
-    further: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def state(self) -> Path:
-        return self.folder / "run/driver.state"
-
-    @property
-    def marker(self) -> Path:
-        return self.folder / "run/validations/.ready"
-
-    @property
-    def root(self) -> Path:
-        return self.folder / "run/driver"
-
-    @property
-    def module(self) -> Path:
-        return self.folder / "sys/module" / self.module_name
-
-    @property
-    def script(self) -> str:
-        return str(ROOT / "images" / self.kind / self.kind)
+    def __init__(
+        self, kind: str, folder: Path, module_name: str = "rebellions", further: Mapping[str, str] | None = None
+    ) -> None:
+        self.folder, self.module_name, self.further = folder, module_name, further or {}
+        self.script = str(ROOT / "images" / kind / kind)
+        self.root, self.state = folder / "run/driver", folder / "run/driver.state"
+        self.marker = folder / "run/validations/.ready"
+        self.module = folder / "sys/module" / module_name
 
     def environment(self, **env: str) -> dict[str, str]:
         given = {
@@ -65,17 +47,14 @@ class EntryProgram:
         return {**given, **self.further, **env}
 
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        argv = [self.script, *arguments]
-        return subprocess.run(
-            argv, env=self.environment(**env), capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
+        argv, environment = [self.script, *arguments], self.environment(**env)
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
     def start(self, **env: str) -> subprocess.Popen[str]:
         with (self.folder / "said").open("w") as said:
+            environment = self.environment(**env)
             # A session of its own: its sleep ends with it.
-            return subprocess.Popen(
-                [self.script], env=self.environment(**env), stderr=said, text=True, start_new_session=True
-            )
+            return subprocess.Popen([self.script], env=environment, stderr=said, text=True, start_new_session=True)
 
     def said(self) -> str:
         return (self.folder / "said").read_text()

@@ -348,6 +348,10 @@ class FakeHost:
         files = tuple(ModuleFile(name, root, version, VERMAGIC) for name in self.profile.modules.roots)
         return DriverSource(root, files, real_root=root)
 
+    def source(self, root: str, names: tuple[str, ...], *, in_depth: bool = True) -> DriverSource:
+        """See `driver_manager.adapters.host.modules.ModuleTrees`."""
+        return self.source_of(root) or DriverSource(root, problem="there is none")
+
     def _version_at(self, root: str) -> str | None:
         staged = self.slots.version_at(root)
         return self.offers.get(root) if staged is None else staged
@@ -379,7 +383,7 @@ class FakeHost:
             digest = digest.strip() if digest is not None else None
             slots = self.slots.seen(wanted if loads else "")
             version = self.loaded.get(self.root, "")
-            sources = Sources(cast("ModuleTrees", _Trees(self)), self.profile, slots)
+            sources = Sources(cast("ModuleTrees", self), self.profile, slots)
             return Host(
                 boot_id=self.boot_id,
                 kernel_release=KERNEL,
@@ -436,13 +440,3 @@ class FakeHost:
                 users += len(self.holding()) + sum(self.services.values())
             found[name] = Module(name, version, len(holders) + users, holders, is_coming=name in self.coming)
         return found
-
-
-@dataclass
-class _Trees:
-    """See `driver_manager.adapters.host.modules.ModuleTrees`."""
-
-    host: FakeHost
-
-    def source(self, root: str, names: tuple[str, ...], *, in_depth: bool = True) -> DriverSource:
-        return self.host.source_of(root) or DriverSource(root, problem="there is none")

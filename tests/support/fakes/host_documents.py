@@ -32,17 +32,12 @@ def roots_of(host: Path) -> HostRoots:
     return HostRoots(root=host, proc=host / "proc", sys=host / "sys", dev=host / "dev")
 
 
-def _text(path: str) -> Callable[[HostRoots, str], None]:
-    return lambda roots, text: LinuxHost(roots, PROFILE, FakeClock()).write_text(path, text)
+def _text(path: str, encode: Callable[[str], str] = str) -> HostDocument:
+    return HostDocument(path, lambda roots, text: LinuxHost(roots, PROFILE, FakeClock()).write_text(path, encode(text)))
 
 
-def _marker(roots: HostRoots, text: str) -> None:
-    LinuxHost(roots, PROFILE, FakeClock()).write_text(PATHS.reboot_marker, encode_marker(Marker("upgrade", text)))
-
-
-def _wish(roots: HostRoots, text: str) -> None:
-    wish = RebootWish("boot-1", "node-1", text)
-    LinuxHost(roots, PROFILE, FakeClock()).write_text(PATHS.reboot_wish, encode_reboot_wish(wish))
+def _evidence(roots: HostRoots, text: str) -> None:
+    HostRebooter(roots, PROFILE, FakeClock(), ("true",)).save_evidence("1", (text,))
 
 
 def _record(roots: HostRoots, text: str) -> None:
@@ -53,15 +48,13 @@ def _health(roots: HostRoots, text: str) -> None:
     HostMarks(roots, PROFILE, FakeClock()).remember(text)
 
 
-def _evidence(roots: HostRoots, text: str) -> None:
-    HostRebooter(roots, PROFILE, FakeClock(), ("true",)).save_evidence("1", (text,))
-
-
 DOCUMENTS = {
-    "the state file": HostDocument(PATHS.state_file, _text(PATHS.state_file)),
-    "the load record": HostDocument(PATHS.load_record, _text(PATHS.load_record)),
-    "the reboot-required marker": HostDocument(PATHS.reboot_marker, _marker),
-    "what a reboot was asked for": HostDocument(PATHS.reboot_wish, _wish),
+    "the state file": _text(PATHS.state_file),
+    "the load record": _text(PATHS.load_record),
+    "the reboot-required marker": _text(PATHS.reboot_marker, lambda text: encode_marker(Marker("upgrade", text))),
+    "what a reboot was asked for": _text(
+        PATHS.reboot_wish, lambda text: encode_reboot_wish(RebootWish("b", "n", text))
+    ),
     "the rebooter's record": HostDocument(PATHS.rebooter_record, _record),
     "health-watch's record": HostDocument(PATHS.health_record, _health),
     "the evidence": HostDocument(f"{PATHS.reboot_evidence}/1.txt", _evidence),

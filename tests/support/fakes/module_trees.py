@@ -40,21 +40,16 @@ class ModuleHost:
         self.system = LinuxHost(self.roots, profile, FakeClock())
 
     def _run(self, argv: Sequence[str], **options: Any) -> Result:
-        if argv[0] in ("rmmod", "insmod") or (
-            argv[0] == "modprobe" and not {"--show-depends", "--dump-modversions"} & set(argv)
-        ):
+        only_looks = {"--show-depends", "--dump-modversions"} & set(argv)
+        if argv[0] in ("rmmod", "insmod", "modprobe") and not only_looks:
             self.did.append((argv[0], Path(argv[2] if argv[0] == "insmod" else argv[-1]).name))
         if argv[0] == "insmod":
             self.inserted[Path(argv[2]).stem] = list(argv[3:])
         for at, word in enumerate(argv):
             if word == "--config" and argv[at + 1].startswith("/proc/self/fd/"):
-                self._note_options(Path(argv[at + 1]).read_text())
+                lines = (line.split(None, 2) for line in Path(argv[at + 1]).read_text().splitlines())
+                self.options |= {name: text for _, name, text in lines}
         return run(argv, **options)
-
-    def _note_options(self, text: str) -> None:
-        for line in text.splitlines():
-            _, name, options = line.split(None, 2)
-            self.options[name] = options
 
     def add(self, root: str, version: str, kernel: str = KERNEL, **modules: Sequence[str]) -> None:
         """A driver root that offers `modules` for a kernel, each with what it needs."""
@@ -68,11 +63,9 @@ class ModuleHost:
         (folder.parent / "modules.dep").write_text("\n".join(lines) + "\n")
 
     def loaded(self, name: str, *, users: int = 0, holders: Sequence[str] = (), **parameters: str) -> None:
-        folder = self.tree.root / "sys/module" / name
         load(self.tree.root / "sys", name, *holders, refcnt=f"{users + len(holders)}\n")
         for parameter, value in parameters.items():
-            (folder / "parameters").mkdir(exist_ok=True)
-            (folder / "parameters" / parameter).write_text(f"{value}\n")
+            self.tree.write(f"sys/module/{name}/parameters/{parameter}", value)
 
     @property
     def names(self) -> set[str]:
