@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,15 @@ def mountinfo(*points: str) -> str:
     )
 
 
+def failing(number: int) -> Callable[..., None]:
+    """A function that fails with this error number."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fails
+
+
 class Tree:
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -54,10 +65,8 @@ class Tree:
             self.put(f"/sys/bus/pci/devices/{address}/{name}", f"{text}\n")
 
     def read(self, profile: Profile = PROFILE, **options: Any) -> Host:
-        journal = options.get("journal")
-        return read_host(
-            self.roots, profile, options.get("driver_root", ""), journal, loads=options.get("loads", False)
-        )
+        known = {"driver_root": "", "journal": None, "loads": False}
+        return read_host(self.roots, profile, **{**known, **options})
 
 
 def is_alive(pid: int) -> bool:
