@@ -26,17 +26,7 @@ from driver_manager.adapters.process.tools import NOT_FOUND, Result
 from driver_manager.domain import host_record
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleFailed, ModuleStuck, OwnedElsewhere
-from driver_manager.domain.host import (
-    TIMED_OUT,
-    DriverSource,
-    Health,
-    Marker,
-    ModuleFile,
-    PastFailure,
-    RebootWish,
-    encode_failure,
-    encode_reboot_wish,
-)
+from driver_manager.domain.host import Health, Marker, PastFailure, RebootWish, encode_failure, encode_reboot_wish
 from driver_manager.domain.journal import Journal, OldDriver, Owner
 from driver_manager.domain.observation import Loader, Policy, Situation
 from driver_manager.domain.profile import NodeMaker, Profile
@@ -49,35 +39,24 @@ from tests.support.fakes.host_folders import KERNEL, Tree, load, mountinfo
 
 PATHS = PROFILE.paths
 ROOT = PATHS.driver_root
-SOURCE = DriverSource("/opt/new", (ModuleFile("rebellions", "/opt/new/rebellions.ko", "2.0"),))
+SOURCE = source("/opt/new", "2.0")
 WISH = RebootWish("boot-0", "node-1", NEW_DIGEST, is_forced=True)
+Patch = pytest.MonkeyPatch
 SYSTEM_FOLDERS = ("/", "/run", "/usr", "/etc", "/var/lib/kubelet", "/opt")
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path)
-
-
-# what is read
-
-
-def test_a_bare_host_is_read(tree: Tree) -> None:
+def test_loaded_modules_and_artifacts_that_are_there_are_part_of_the_host(tree: Tree) -> None:
     found = tree.read()
     assert (found.boot_id, found.kernel_release, found.machine_id) == ("boot-1", KERNEL, "machine")
     assert (found.modules, found.digest, found.digest_problem, found.previous_source) == ({}, None, "", None)
     assert (found.root_mounts, found.artifacts, found.host_driver, found.source) == ((), (), "", None)
     assert (found.marker, found.failure, found.permanent) == (None, None, {})
-
-
-def test_loaded_modules_and_artifacts_that_are_there_are_part_of_the_host(tree: Tree) -> None:
     load(tree.root / "sys", "rebellions", version="1.0\n")
     tree.put("/proc/modules", "rebellions 1 0 [permanent], Live 0x0\ndrm 1 0 [permanent], Live 0x0\n")
     for path in (PATHS.ready_marker, PATHS.state_file):
         tree.put(path, "")
     found = tree.read()
-    assert found.modules["rebellions"].version == "1.0"
-    assert set(found.permanent) == {"rebellions"}
+    assert (found.modules["rebellions"].version, set(found.permanent)) == ("1.0", {"rebellions"})
     assert set(found.artifacts) == {PATHS.ready_marker, PATHS.state_file}
     nvidia = PROFILES["nvidia"]
     assert tree.read(nvidia).conflicting == ()
@@ -85,34 +64,31 @@ def test_loaded_modules_and_artifacts_that_are_there_are_part_of_the_host(tree: 
     assert tree.read(nvidia).conflicting == ("nouveau",)
 
 
-@pytest.mark.parametrize(
-    ("content", "digest"),
-    [
+def test_one_line_is_the_digest_and_garbage_is_a_problem(tree: Tree) -> None:
+    contents: list[tuple[str | bytes, str | None]] = [
         *((text, NEW_DIGEST) for text in (NEW_DIGEST, f"{NEW_DIGEST}\n", f"  {NEW_DIGEST} \n\n")),
         *((text, text) for text in ("short", "d" * 256)),
         *((text, None) for text in ("", "\n", "two words", "two\nlines", "d" * 257, "x" * 200_000)),
         *((content, None) for content in (b"\x00\x01\x02", b"\xff\xfe\x00d")),
-    ],
-)
-def test_one_line_is_the_digest_and_garbage_is_a_problem(tree: Tree, content: str | bytes, digest: str | None) -> None:
-    tree.put(PATHS.state_file, content)
-    found = tree.read()
-    assert (found.digest, PATHS.state_file in found.digest_problem) == (digest, digest is None)
+    ]
+    for content, digest in contents:
+        tree.put(PATHS.state_file, content)
+        found = tree.read()
+        assert (found.digest, PATHS.state_file in found.digest_problem) == (digest, digest is None)
 
 
-@pytest.mark.parametrize(
-    ("make", "why", "unwritable"),
-    [(os.mkdir, "Is a directory", f"{PATHS.state_file} is a folder"), (os.mkfifo, "not a regular file", None)],
-)
-def test_what_is_no_file_in_the_state_files_place_is_a_problem(
-    tree: Tree, make: Callable[[Path], None], why: str, unwritable: str | None
-) -> None:
+def test_what_is_no_file_in_the_state_files_place_is_a_problem(tree: Tree) -> None:
     place = tree.root / PATHS.state_file.lstrip("/")
     place.parent.mkdir(parents=True)
-    make(place)
-    found = tree.read()
-    assert (found.digest, why in found.digest_problem) == (None, True)
-    assert found.unwritable.get(PATHS.state_file) == unwritable
+    for make, why, unwritable, take in (
+        (os.mkdir, "Is a directory", f"{PATHS.state_file} is a folder", os.rmdir),
+        (os.mkfifo, "not a regular file", None, os.unlink),
+    ):
+        make(place)
+        found = tree.read()
+        assert (found.digest, why in found.digest_problem) == (None, True)
+        assert found.unwritable.get(PATHS.state_file) == unwritable
+        take(place)
 
 
 def test_mounts_are_found_where_the_host_really_mounts_them_the_last_first(tree: Tree) -> None:
@@ -144,12 +120,8 @@ def test_a_driver_root_that_leads_to_a_folder_the_host_lives_in_is_refused(tree:
         "io.containerd.runtime.v2.task/k8s.io/0c4f/rootfs",
     ],
 )
-@pytest.mark.parametrize(
-    "kubelet", ["/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/data/driver/k"]
-)
-def test_a_driver_root_with_mounts_of_pods_in_it_is_refused_wherever_the_kubelet_lives(
-    tree: Tree, kubelet: str, mounted: str
-) -> None:
+@pytest.mark.parametrize("kubelet", ["/var/lib/k0s/kubelet", "/var/snap/microk8s/common/lib/kubelet", "/data/driver/k"])
+def test_a_driver_root_with_mounts_of_pods_in_it_is_refused(tree: Tree, kubelet: str, mounted: str) -> None:
     root = "/".join(kubelet.split("/")[:4])
     (tree.root / root.lstrip("/")).mkdir(parents=True)
     (tree.root / "run/rbln").mkdir(parents=True)
@@ -160,27 +132,24 @@ def test_a_driver_root_with_mounts_of_pods_in_it_is_refused_wherever_the_kubelet
     assert "Nothing was changed" in caught.value.remedy
 
 
-@pytest.mark.parametrize(
-    ("lib", "dep", "kernel", "found"),
-    [
+def test_a_host_installed_driver_is_one_in_the_running_kernels_own_tree(tmp_path: Path) -> None:
+    rows = (
         ("lib", "updates/rebellions.ko.xz:\n", KERNEL, f"/lib/modules/{KERNEL}/updates/rebellions.ko.xz"),
         ("usr/lib", "rebellions.ko:\n", KERNEL, f"/lib/modules/{KERNEL}/rebellions.ko"),
         ("lib", "updates/rebellions.ko:\n", "5.15", ""),
         ("lib", "updates/rebellions_core.ko:\n", KERNEL, ""),
-    ],
-)
-def test_a_host_installed_driver_is_one_in_the_running_kernels_own_tree(
-    tree: Tree, lib: str, dep: str, kernel: str, found: str
-) -> None:
-    tree.put(f"/{lib}/modules/{kernel}/modules.dep", dep)
-    if lib != "lib":
-        (tree.root / "lib").symlink_to(lib)
-    assert tree.read().host_driver == found
+    )
+    for number, (lib, dep, kernel, found) in enumerate(rows):
+        tree = Tree(tmp_path / str(number))
+        tree.put(f"/{lib}/modules/{kernel}/modules.dep", dep)
+        if lib != "lib":
+            (tree.root / "lib").symlink_to(lib)
+        assert tree.read().host_driver == found, f"row {number}"
 
 
-@pytest.mark.parametrize(
-    ("vendor", "kind", "device", "profiles"),
-    [
+def test_a_device_belongs_to_one_profile_or_is_no_accelerator_and_they_are_listed_in_order(tree: Tree) -> None:
+    assert pci_devices(tree.roots, PROFILE) == (), "there is no bus"
+    for vendor, kind, device, profiles in (
         ("0x1eff", "0x120000", "0x1220", ["rebellions"]),
         ("0x1EFF", "0x120000", "0x1220", ["rebellions"]),
         ("0x10de", "0x030200", "0x20b0", ["nvidia"]),
@@ -190,26 +159,17 @@ def test_a_host_installed_driver_is_one_in_the_running_kernels_own_tree(
         ("0x19e5", "0x120000", "0x0200", []),
         ("0x8086", "0x120000", "0x1220", []),
         ("garbage", "", "", []),
-    ],
-)
-def test_a_device_belongs_to_one_profile_or_is_no_accelerator(
-    tree: Tree, vendor: str, kind: str, device: str, profiles: list[str]
-) -> None:
-    tree.pci("0000:01:00.0", vendor, kind, device)
-    assert [profile.name for profile in PROFILES.values() if pci_devices(tree.roots, profile)] == profiles
-
-
-def test_devices_are_listed_in_order_and_a_missing_bus_is_empty(tree: Tree) -> None:
-    assert pci_devices(tree.roots, PROFILE) == ()
+    ):
+        tree.pci("0000:01:00.0", vendor, kind, device)
+        assert [profile.name for profile in PROFILES.values() if pci_devices(tree.roots, profile)] == profiles
     for address in ("0000:02:00.0", "0000:01:00.0"):
         tree.pci(address, "0x1eff")
     (tree.root / "sys/bus/pci/devices/0000:03:00.0").mkdir()
     assert pci_devices(tree.roots, PROFILE) == ("0000:01:00.0", "0000:02:00.0")
 
 
-@pytest.mark.parametrize(
-    ("name", "driver", "is_virtual", "is_served"),
-    [
+def test_a_function_that_is_given_away_is_not_the_drivers_to_serve(tmp_path: Path) -> None:
+    rows = (
         ("rebellions", "rebellions", False, True),
         ("rebellions", "rebellions", True, True),
         ("rebellions", "", False, False),
@@ -220,24 +180,22 @@ def test_devices_are_listed_in_order_and_a_missing_bus_is_empty(tree: Tree) -> N
         ("rebellions", "nouveau", False, False),
         ("nvidia", "nvidia", False, True),
         ("nvidia", "nvidia", True, False),
-    ],
-)
-def test_a_function_that_is_given_away_is_not_the_drivers_to_serve(
-    tree: Tree, name: str, driver: str, is_virtual: bool, is_served: bool
-) -> None:
-    vendor, kind = {"nvidia": ("0x10de", "0x030200")}.get(name, ("0x1eff", "0x120000"))
-    tree.pci("0000:01:00.0", vendor, kind)
-    device = tree.root / "sys/bus/pci/devices/0000:01:00.0"
-    if driver:
-        (device / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
-    if is_virtual:
-        (device / "physfn").symlink_to("../0000:00:00.0")
-    profile = replace(PROFILES[name], modules=replace(PROFILES[name].modules, conflicting=("nouveau",)))
-    served = served_devices(tree.roots, profile)
-    assert served.listed == (("0000:01:00.0",) if is_served else ())
-    assert served.physical == (() if is_virtual else served.listed)
-    assert served.on_bus == {"0000:01:00.0": driver}
-    assert pci_devices(tree.roots, profile) == ("0000:01:00.0",)
+    )
+    for number, (name, driver, is_virtual, is_served) in enumerate(rows):
+        tree = Tree(tmp_path / str(number))
+        vendor, kind = {"nvidia": ("0x10de", "0x030200")}.get(name, ("0x1eff", "0x120000"))
+        tree.pci("0000:01:00.0", vendor, kind)
+        device = tree.root / "sys/bus/pci/devices/0000:01:00.0"
+        if driver:
+            (device / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
+        if is_virtual:
+            (device / "physfn").symlink_to("../0000:00:00.0")
+        profile = replace(PROFILES[name], modules=replace(PROFILES[name].modules, conflicting=("nouveau",)))
+        served = served_devices(tree.roots, profile)
+        assert served.listed == (("0000:01:00.0",) if is_served else ()), (name, driver, is_virtual)
+        assert served.physical == (() if is_virtual else served.listed)
+        assert served.on_bus == {"0000:01:00.0": driver}
+        assert pci_devices(tree.roots, profile) == ("0000:01:00.0",)
 
 
 def test_a_bus_that_this_process_cannot_read_is_not_an_empty_one(tree: Tree) -> None:
@@ -252,92 +210,62 @@ def test_a_bus_that_this_process_cannot_read_is_not_an_empty_one(tree: Tree) -> 
     assert served_devices(tree.roots, PROFILES["rebellions"]).on_bus == {"0000:01:00.0": ""}
 
 
-@pytest.mark.parametrize(
-    ("text", "marker", "why"),
-    [
+def test_a_marker_is_read_in_both_forms_and_one_that_cannot_be_says_why(tree: Tree) -> None:
+    for text, marker, why in (
         ('{"schema": 1, "reason": "recovery", "bootId": "b"}', Marker("recovery", "b"), ""),
         ("driver upgrade\n", Marker("upgrade", ""), ""),
         ("[1]", None, "not a JSON object"),
-    ],
-)
-def test_a_marker_is_read_in_both_forms_and_one_that_cannot_be_says_why(
-    tree: Tree, text: str, marker: Marker | None, why: str
-) -> None:
-    tree.put(ASCEND.paths.reboot_marker, text)
-    found = tree.read(ASCEND)
-    assert (found.marker, why in found.marker_problem) == (marker, True)
+    ):
+        tree.put(ASCEND.paths.reboot_marker, text)
+        found = tree.read(ASCEND)
+        assert (found.marker, why in found.marker_problem) == (marker, True)
 
 
-@pytest.mark.parametrize(
-    ("text", "is_frozen"), [("1\n", True), ("0\n", False), ("", False), ("2\n", False), (None, False)]
-)
-def test_a_kernel_that_changes_no_modules_is_known_by_its_switch(tree: Tree, text: str | None, is_frozen: bool) -> None:
-    if text is not None:
+def test_a_kernel_that_changes_no_modules_or_refuses_unsigned_ones_is_known_by_its_switches(tree: Tree) -> None:
+    assert not tree.read().are_modules_frozen
+    for text, is_frozen in (("1\n", True), ("0\n", False), ("", False), ("2\n", False)):
         tree.put("/proc/sys/kernel/modules_disabled", text)
-    assert tree.read().are_modules_frozen is is_frozen
-
-
-@pytest.mark.parametrize(
-    ("path", "text", "is_enforced"),
-    [
+        assert tree.read().are_modules_frozen is is_frozen
+    for path, text, is_enforced in (
         ("module/module/parameters/sig_enforce", "Y\n", True),
         ("module/module/parameters/sig_enforce", "N\n", False),
         ("kernel/security/lockdown", "none [integrity] confidentiality\n", True),
         ("kernel/security/lockdown", "none integrity [confidentiality]\n", True),
         ("kernel/security/lockdown", "[none] integrity confidentiality\n", False),
-    ],
-)
-def test_a_kernel_that_refuses_unsigned_modules_is_known_by_its_switch_or_its_lockdown(
-    tree: Tree, path: str, text: str, is_enforced: bool
-) -> None:
-    tree.put(f"/sys/{path}", text)
-    assert tree.read().enforces_signatures is is_enforced
+    ):
+        tree.put(f"/sys/{path}", text)
+        assert tree.read().enforces_signatures is is_enforced
 
 
-def test_the_note_of_a_failure_is_read_in_its_own_boot_and_a_broken_one_is_none(tree: Tree) -> None:
-    past = PastFailure("boot-1", "wish", 4, "busy", 7.5)
-    broken: tuple[str | bytes, ...] = ("", "{", b"\xff\xfe", "[" * 60_000)
-    for content in (encode_failure(past), encode_failure(replace(past, boot_id="boot-0")), *broken):
-        file = tree.put(PATHS.failure_note, content)
-        assert tree.read().failure == (past if content == encode_failure(past) else None)
-    file.unlink()
-    file.mkdir()
-    assert tree.read().failure is None
+def test_notes_of_a_failure_and_of_a_request_for_a_reboot_are_read_and_broken_ones_are_none(tree: Tree) -> None:
+    past, paths = PastFailure("boot-1", "wish", 4, "busy", 7.5), ASCEND.paths
+    broken: tuple[str | bytes, ...] = ("", "{", '{"schema": 9}', b"\xff\xfe", "[" * 60_000)
+    for field, path, text, note in (
+        ("failure", paths.failure_note, encode_failure(past), past),
+        ("reboot_wish", paths.reboot_wish, encode_reboot_wish(WISH), WISH),
+    ):
+        assert getattr(tree.read(ASCEND), field) is None
+        for content in (text, encode_failure(replace(past, boot_id="boot-0")), *broken):
+            file = tree.put(path, content)
+            assert getattr(tree.read(ASCEND), field) == (note if content == text else None)
+        file.unlink()
+        file.mkdir()
+        assert getattr(tree.read(ASCEND), field) is None
 
 
-@pytest.mark.parametrize(
-    ("content", "wish"),
-    [(encode_reboot_wish(WISH), WISH), *((text, None) for text in ("", "{", '{"schema": 9}', b"\xff\xfe"))],
-)
-def test_the_last_request_for_a_reboot_is_read_and_a_broken_one_is_none(
-    tree: Tree, content: str | bytes, wish: RebootWish | None
-) -> None:
-    file = tree.put(ASCEND.paths.reboot_wish, content)
-    assert tree.read(ASCEND).reboot_wish == wish
-    file.unlink()
-    assert tree.read(ASCEND).reboot_wish is None
-    file.mkdir()
-    assert tree.read(ASCEND).reboot_wish is None
-
-
-@pytest.mark.parametrize(
-    ("path", "remedy"),
-    [
+def test_what_cannot_be_read_is_a_configuration_error_naming_the_file(tree: Tree) -> None:
+    for path, remedy in (
         ("/proc/sys/kernel/random/boot_id", "/proc"),
         ("/proc/sys/kernel/osrelease", "/proc"),
         ("/proc/1/mountinfo", "/proc"),
-        ("/sys/module", "root"),
-    ],
-)
-def test_what_cannot_be_read_is_a_configuration_error_naming_the_file(tree: Tree, path: str, remedy: str) -> None:
-    file = tree.root / path.lstrip("/")
-    file.rmdir() if file.is_dir() else file.unlink()
-    with pytest.raises(ConfigError, match=file.name) as caught:
-        tree.read()
-    assert remedy in caught.value.remedy
-
-
-def test_an_odd_host_is_a_configuration_error(tree: Tree) -> None:
+        ("/sys/module", "(SYS_ROOT), and run as root"),
+    ):
+        file = tree.root / path.lstrip("/")
+        file.rename(tree.root / "aside")
+        with pytest.raises(ConfigError, match=f"{file.name}: No such file") as caught:
+            tree.read()
+        assert remedy in caught.value.remedy
+        (tree.root / "aside").rename(file)
     (tree.root / "etc/machine-id").unlink()
     (tree.root / "etc/machine-id").mkdir()
     with pytest.raises(ConfigError, match="Is a directory"):
@@ -380,7 +308,7 @@ def noted(run: Journal) -> str:
 
 
 @pytest.fixture
-def offered(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Tree:
+def offered(tree: Tree, monkeypatch: Patch) -> Tree:
     for root in ("/opt/old", "/opt/new"):
         tree.put(f"{root}/lib/modules/{KERNEL}/modules.dep", "rebellions.ko:\n")
 
@@ -392,21 +320,15 @@ def offered(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Tree:
     return tree
 
 
-@pytest.mark.parametrize(
-    ("body", "root"),
-    [
-        (json.dumps({"bootId": "boot-1", "root": "/opt/old", "version": "1.0"}), "/opt/old"),
-        (json.dumps({"bootId": "boot-0", "root": "/opt/old", "version": "1.0"}), ""),
-        (json.dumps({"bootId": "boot-1", "root": "opt/old", "version": "1.0"}), ""),
-        ('{"bootId": "boot-1"}', ""),
-        *((text, "") for text in ("[]", '"text"', "null", "", "{", b"\xff", "[" * 60_000)),
-    ],
-)
-def test_a_load_record_counts_for_its_own_boot_only(offered: Tree, body: str | bytes, root: str) -> None:
+def test_a_load_record_counts_for_its_own_boot_only(offered: Tree) -> None:
     load(offered.root / "sys", "rebellions", version="1.0\n")
-    offered.put(PATHS.load_record, body)
-    found = offered.read(driver_root="/opt/new", loads=True).previous_source
-    assert (found.root if found else "") == root
+    record = {"bootId": "boot-1", "root": "/opt/old", "version": "1.0"}
+    others = (json.dumps(record | {"bootId": "boot-0"}), json.dumps(record | {"root": "opt/old"}))
+    garbage = ('{"bootId": "boot-1"}', "[]", '"text"', "null", "", "{", b"\xff", "[" * 60_000)
+    for body, root in ((json.dumps(record), "/opt/old"), *((body, "") for body in (*others, *garbage))):
+        offered.put(PATHS.load_record, body)
+        found = offered.read(driver_root="/opt/new", loads=True).previous_source
+        assert (found.root if found else "") == root
 
 
 @pytest.mark.parametrize(
@@ -442,7 +364,7 @@ def test_the_way_back_is_what_a_run_of_this_boot_noted_on_this_host(
     assert (found.root if found else "") == root
 
 
-def test_a_source_behind_a_link_is_known_to_be_what_is_mounted(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_behind_a_link_is_known_to_be_what_is_mounted(tree: Tree, monkeypatch: Patch) -> None:
     fits = Result(0, f"version: 1.0\nvermagic: {KERNEL} SMP\n", "")
     monkeypatch.setattr(kmod, "run", lambda argv, **_: fits if argv[0] == "modinfo" else Result(0, "", ""))
     (tree.root / "var").mkdir()
@@ -456,13 +378,10 @@ def test_a_source_behind_a_link_is_known_to_be_what_is_mounted(tree: Tree, monke
     assert UnmountDriverRoot not in [type(step) for step in found.steps]
 
 
-# effects
-
-
 class Machine(Tree):
     """A host whose modprobe, rmmod and umount are functions."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, root: Path, monkeypatch: Patch) -> None:
         super().__init__(root)
         self.clock = FakeClock()
         self.ran: list[list[str]] = []
@@ -505,11 +424,19 @@ class Machine(Tree):
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(tmp_path: Path, monkeypatch: Patch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_a_driver_that_is_there_in_its_version_is_loaded(machine: Machine) -> None:
+def test_a_driver_is_loaded_if_it_is_there_in_its_version_then(machine: Machine) -> None:
+    for there, why in (("", "but .* is not loaded"), ("1.0", "is loaded in version 1.0, not 2.0")):
+        if there:
+            machine.loaded("rebellions", there)
+        with pytest.raises(ModuleFailed, match=why):
+            machine.system().load(SOURCE, soon())
+        assert list(machine.system().modules()) == (["rebellions"] if there else []), "what was there before stays"
+    machine.gone("rebellions")
+
     def works(name: str) -> Result:
         machine.loaded(name)
         return Result(0, "", "")
@@ -519,16 +446,7 @@ def test_a_driver_that_is_there_in_its_version_is_loaded(machine: Machine) -> No
     assert list(machine.system().modules()) == ["rebellions"]
 
 
-@pytest.mark.parametrize(("there", "why"), [("", "but .* is not loaded"), ("1.0", "is loaded in version 1.0, not 2.0")])
-def test_a_modprobe_that_did_nothing_is_a_failure(machine: Machine, there: str, why: str) -> None:
-    if there:
-        machine.loaded("rebellions", there)
-    with pytest.raises(ModuleFailed, match=why):
-        machine.system().load(SOURCE, soon())
-    assert list(machine.system().modules()) == (["rebellions"] if there else []), "what was there before stays"
-
-
-def test_a_failed_load_takes_back_what_it_left_and_nothing_else(machine: Machine) -> None:
+def test_a_failed_load_takes_back_what_it_left_and_nothing_else_and_names_what_is_stuck(machine: Machine) -> None:
     machine.loaded("rebellions_old", "1.0")
     machine.on_modprobe = machine.half
     with pytest.raises(ModuleFailed, match="could not insert"):
@@ -536,12 +454,10 @@ def test_a_failed_load_takes_back_what_it_left_and_nothing_else(machine: Machine
     assert ["rmmod", "--", "rebellions_core"] in machine.ran
     assert list(machine.system().modules()) == ["rebellions_old"]
 
-
-def test_a_dependency_that_is_stuck_after_a_failed_load_is_told_as_such(machine: Machine) -> None:
     def hung(name: str) -> None:
         (machine.root / "sys/module" / name / "initstate").write_text("going\n")
 
-    machine.on_modprobe, machine.gone = machine.half, hung  # type: ignore[method-assign]  # an rmmod that hangs
+    machine.gone = hung  # type: ignore[method-assign]  # an rmmod that hangs
     with pytest.raises(ModuleStuck, match="rebellions_core is stuck"):
         machine.system().load(SOURCE, Deadline.after(90.0, machine.clock.monotonic))
 
@@ -567,65 +483,48 @@ def test_a_file_that_cannot_be_removed_or_written_is_told(machine: Machine) -> N
         machine.system().write_text("/run/rbln/folder", "d")
 
 
-def test_device_nodes_are_awaited_only_where_there_is_a_device(machine: Machine) -> None:
-    assert machine.waits(5.0)
-    machine.pci("0000:01:00.0", "0x1eff")
+def test_device_nodes_are_awaited_where_there_is_a_device_and_its_module_makes_them(machine: Machine) -> None:
+    nvidia = PROFILES["nvidia"]
+    machine.pci("0000:01:00.0", "0x10de", "0x030200")
+    assert (machine.waits(5.0), machine.waits(5.0, nvidia), machine.clock.slept) == (True, True, [])
+    assert not machine.waits(5.0, replace(nvidia, paths=replace(nvidia.paths, device_nodes_made_by=NodeMaker.MODULE)))
+    machine.pci("0000:02:00.0", "0x1eff")
     assert not machine.waits(5.0)
-    assert machine.clock.now == pytest.approx(1_005.0)
+    assert machine.clock.now == pytest.approx(1_010.0)
     assert set(machine.clock.slept) == {NODE_POLL_S}
     (machine.root / "dev").mkdir()
     machine.clock.after(1.1, (machine.root / "dev/rbln0").touch)
     assert machine.waits(15.0)
-    assert machine.clock.now < 1_006.5
+    assert machine.clock.now < 1_011.5
 
 
-def test_nodes_that_user_space_makes_are_not_waited_for(machine: Machine) -> None:
-    machine.pci("0000:01:00.0", "0x10de", "0x030200")
-    nvidia = PROFILES["nvidia"]
-    assert machine.waits(5.0, nvidia)
-    assert machine.clock.slept == []
-    by_its_module = replace(nvidia, paths=replace(nvidia.paths, device_nodes_made_by=NodeMaker.MODULE))
-    assert not machine.waits(5.0, by_its_module)
-
-
-@pytest.mark.parametrize(
-    ("result", "health"),
-    [
-        (Result(0, '{"devices": [{"name": "rbln0", "status": "normal"}]}', ""), Health.HEALTHY),
-        (Result(1, "", "no device"), Health.UNHEALTHY),
-        (Result(TIMED_OUT, "", "no end"), Health.UNHEALTHY),
-        (Result(NOT_FOUND, "", "not found"), Health.UNKNOWN),
-    ],
-)
-def test_the_probe_of_the_driver_root_is_run(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, result: Result, health: Health
-) -> None:
-    for profile in (PROFILE, ASCEND):
-        assert machine.system(profile).probe("/opt/new", soon()).health is Health.UNKNOWN, "no tool, or no probe"
+def test_the_probe_of_the_driver_root_is_run(machine: Machine, monkeypatch: Patch) -> None:
+    machine.put("/opt/loop/lib/x", "")
+    (machine.root / "opt/loop/usr").symlink_to("usr")
+    for profile, root in ((PROFILE, "/opt/new"), (ASCEND, "/opt/new"), (PROFILE, "/opt/loop")):
+        assert machine.system(profile).probe(root, soon()).health is Health.UNKNOWN, "no tool, no probe, no way to it"
     assert machine.ran == []
-    assert PROFILE.probe is not None
-    path = machine.put(f"/opt/new/usr/bin/{PROFILE.probe.tool}", "")
+    path = machine.put(f"/opt/new/usr/bin/{PROFILE.probe.tool if PROFILE.probe else ''}", "")
     path.chmod(0o755)
     library = machine.put("/opt/new/usr/lib64/librbln-ml.so", "")
     seen: list[tuple[list[str], dict[str, str], float]] = []
+    rows = (
+        (Result(0, '{"devices": [{"name": "rbln0", "status": "normal"}]}', ""), Health.HEALTHY),
+        (Result(1, "", "no device"), Health.UNHEALTHY),
+        (Result(124, "", "no end"), Health.UNHEALTHY),
+        (Result(NOT_FOUND, "", "not found"), Health.UNKNOWN),
+    )
 
     def run(argv: Sequence[str], *, timeout_s: float, env: dict[str, str]) -> Result:
         seen.append((list(argv), env, timeout_s))
-        return result
+        return rows[len(seen) - 1][0]
 
     monkeypatch.setattr(host_system, "run", run)
-    over = Deadline.after(0.0, time.monotonic)
-    assert machine.system().probe("/opt/new/", over).health is health
-    assert seen == [([str(path), "-j"], {"LD_PRELOAD": str(library)}, 20.0)], "at least the probe's own timeout"
+    for _, health in rows:
+        assert machine.system().probe("/opt/new/", Deadline.after(0.0, time.monotonic)).health is health
+    call = ([str(path), "-j"], {"LD_PRELOAD": str(library)}, 20.0)
+    assert seen == [call] * len(rows), "at least the probe's own timeout"
 
-
-def test_a_driver_root_that_cannot_be_read_has_no_tool(machine: Machine) -> None:
-    machine.put("/opt/loop/lib/x", "")
-    (machine.root / "opt/loop/usr").symlink_to("usr")
-    assert machine.system().probe("/opt/loop", soon()).health is Health.UNKNOWN
-
-
-# mounts
 
 NO_MOUNT = ("Invalid argument", "Operation not permitted")
 """What umount2(2) answers root and others."""
@@ -662,21 +561,18 @@ def test_a_mount_that_is_gone_is_fine_and_one_that_stays_is_told(machine: Machin
         machine.system().unmount(ROOT, soon())
 
 
-def ours(tmp_path: Path) -> Path:
-    """A /proc whose first process is in our own namespaces."""
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/1").symlink_to("/proc/self")
-    return tmp_path / "proc"
-
-
-def test_what_is_no_mount_is_told_in_the_kernels_words_and_this_process_stays_where_it_is(tmp_path: Path) -> None:
-    proc, before = ours(tmp_path), Path("/proc/self/ns/mnt").readlink()
+def test_what_is_no_mount_is_named_in_the_kernels_words_and_a_wait_has_an_end(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    proc, before = tmp_path / "proc", Path("/proc/self/ns/mnt").readlink()
+    proc.mkdir()
+    (proc / "1").symlink_to("/proc/self")
     for lazily in (False, True):
         assert why_not_unmounted(proc, "/no/mount", tmp_path, 30.0, lazily=lazily) in NO_MOUNT
     assert Path("/proc/self/ns/mnt").readlink() == before
-    assert is_of_a_kernel(Path("/proc"))
-    assert not is_of_a_kernel(tmp_path)
-    assert in_host(proc, MOUNTS) == []
+    assert (is_of_a_kernel(Path("/proc")), is_of_a_kernel(tmp_path), in_host(proc, MOUNTS)) == (True, False, [])
+    monkeypatch.setattr(host_holders, "_unmounted", lambda *_: time.sleep(60))
+    assert why_not_unmounted(proc, "/x", tmp_path, 0.2) == "timed out after 0.2 s"
 
 
 @pytest.mark.parametrize(("kind", "whys"), [(stat.S_IFREG, NO_MOUNT), (stat.S_IFSOCK, ("No such device or address",))])
@@ -688,14 +584,7 @@ def test_mounts_that_cannot_be_opened_or_entered_are_named(tmp_path: Path, kind:
     assert found in [f"its mounts cannot be entered: {why}" for why in whys]
 
 
-def test_a_call_that_does_not_come_back_is_left_after_its_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(host_holders, "_unmounted", lambda *_: time.sleep(60))
-    assert why_not_unmounted(ours(tmp_path), "/x", tmp_path, 0.2) == "timed out after 0.2 s"
-
-
-def test_on_a_kernels_proc_no_program_is_run_and_the_mount_table_decides(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_kernels_proc_no_program_is_run_and_the_mount_table_decides(machine: Machine, monkeypatch: Patch) -> None:
     (machine.root / "proc/1/ns").mkdir()
     (machine.root / "proc/1/ns/mnt").symlink_to("/proc/self/ns/mnt")
     machine.put("/proc/1/mountinfo", mountinfo("/", ROOT))
