@@ -22,22 +22,15 @@ from driver_manager.adapters.host.probe import probe_command
 from driver_manager.adapters.host.slots import LOCK, HostSlots, Staged, Staging, Wanted, look
 from driver_manager.adapters.host.system import Sources
 from driver_manager.domain.errors import ConfigError, ModuleFailed, PreflightFailed
-from driver_manager.domain.host import (
-    FOLDER_END,
-    NEXT,
-    PREVIOUS,
-    RECORD,
-    STAGE_AGAIN,
-    StagedSlot,
-    StagedSlots,
-    decode_staged,
-)
+from driver_manager.domain.host import NEXT, PREVIOUS, RECORD, STAGE_AGAIN, StagedSlot, StagedSlots, decode_staged
 from driver_manager.domain.profile import Probe
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.effect_child import CAME_TO_ITS_END, KILLED, RAISED, Blow, struck
-from tests.support.fakes.host_folders import KERNEL, Tree, mountinfo
+from tests.support.fakes.host_folders import KERNEL, Tree, failing, mountinfo
 
+Patch = pytest.MonkeyPatch
+Prepare = Callable[["SlotHost"], object]
 ROOT = "/opt/vendor/driver"
 OLD, NEW = "sha256:" + "0" * 64, "sha256:" + "f" * 64
 VERSIONS = {OLD: "1.0", NEW: "2.0"}
@@ -111,7 +104,7 @@ class SlotHost:
         return [one.name for one in self.root.parent.iterdir() if one.name not in known]
 
 
-def mount_at(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
+def mount_at(monkeypatch: Patch, *paths: Path) -> None:
     """Let everything at and below `paths` be in another mount; only root could mount something there."""
 
     def mount_id_of(descriptor: int) -> str:
@@ -133,17 +126,21 @@ def fill(folder: Path, version: str) -> None:
     (folder / "empty").mkdir(mode=0o750)
 
 
-EARLIER = f"{ROOT}{FOLDER_END}/sha256-old"
+EARLIER = f"{ROOT}.slots/sha256-old"
 MOST_EFFECTS = 60
 MOST_EFFECTS_OF_STAGING = 200
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> SlotHost:
+def staged(folder: Path) -> SlotHost:
     """The new driver is staged; there is nothing at the root yet."""
-    made = SlotHost(tmp_path)
+    made = SlotHost(folder)
     made.stage(NEW)
     return made
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> SlotHost:
+    return staged(tmp_path)
 
 
 def in_a_folder(host: SlotHost) -> None:
@@ -158,7 +155,7 @@ def behind_a_link(host: SlotHost) -> None:
     (host.path(EARLIER) / RECORD).write_text(
         f'{{"schema":1,"digest":"{OLD}","kernel":"{KERNEL}","version":"1.0","files":[],"links":{{}}}}'
     )
-    host.root.symlink_to(f"driver{FOLDER_END}/sha256-old")
+    host.root.symlink_to("driver.slots/sha256-old")
 
 
 def with_a_previous_one(host: SlotHost) -> None:
@@ -171,24 +168,18 @@ def with_a_previous_one(host: SlotHost) -> None:
 BEGINNINGS = {"folder": in_a_folder, "link": behind_a_link, "previous": with_a_previous_one}
 
 
-def go_on(host: SlotHost) -> None:
-    """As the next run does, which finds the wanted driver by its record."""
-    seen = host.seen(NEW)
-    if seen.wanted == "driver.next":
-        host.bring(NEW)
-    elif seen.wanted == "driver.previous":
-        host.slots.flip(ROOT)
-
-
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 def test_killed_anywhere_the_root_is_whole_and_the_next_run_ends_alike(tmp_path: Path, beginning: str) -> None:
     for number in range(MOST_EFFECTS):
-        host = SlotHost(tmp_path / str(number))
-        host.stage(NEW)
+        host = staged(tmp_path / str(number))
         BEGINNINGS[beginning](host)
         ended = struck(Blow(number, host.tree.root), partial(host.bring, NEW))
         assert host.versions[0] in ("1.0", "2.0")
-        go_on(host)
+        wanted = host.seen(NEW).wanted  # the next run finds the wanted driver by its record
+        if wanted == "driver.next":
+            host.bring(NEW)
+        elif wanted == "driver.previous":
+            host.slots.flip(ROOT)
         kept = "0.1" if beginning == "previous" else ""
         assert host.versions == ("2.0", kept, "1.0")
         host.slots.flip(ROOT)
@@ -210,14 +201,6 @@ def test_the_driver_before_is_known_by_its_digest(host: SlotHost, beginning: str
     assert seen.wanted == "driver.previous"
 
 
-def test_what_was_staged_in_between_is_not_brought(host: SlotHost) -> None:
-    in_a_folder(host)
-    host.stage("another")
-    with pytest.raises(PreflightFailed, match=f"it is no longer the driver {NEW}"):
-        host.bring(NEW)
-    assert host.versions == ("1.0", "another", "")
-
-
 @pytest.mark.parametrize("is_there", [False, True], ids=["nothing", "an empty folder"])
 def test_the_first_driver_leaves_no_previous_one(host: SlotHost, is_there: bool) -> None:
     if is_there:
@@ -226,14 +209,9 @@ def test_the_first_driver_leaves_no_previous_one(host: SlotHost, is_there: bool)
     assert (host.versions, host.previous.exists()) == (("2.0", "", ""), False)
 
 
-def test_a_file_system_that_cannot_exchange_is_found_before_anything_changes(
-    host: SlotHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
+def test_a_file_system_that_cannot_exchange_is_found_before_a_change(host: SlotHost, monkeypatch: Patch) -> None:
     fill(host.root, "1.0")
-    monkeypatch.setattr(host_slots, "exchange", refuse)
+    monkeypatch.setattr(host_slots, "exchange", failing(errno.EINVAL))
     with pytest.raises(PreflightFailed, match="the old driver could not be restored: Invalid argument"):
         host.slots.keep_root(ROOT, OLD, "1.0")
     assert not (host.root / RECORD).exists()
@@ -245,63 +223,67 @@ def test_a_file_system_that_cannot_exchange_is_found_before_anything_changes(
     assert host.versions == ("1.0", "2.0", "")
 
 
-def test_a_failed_sync_does_not_fail_an_exchange_that_took_place(
-    host: SlotHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
+def test_a_failed_sync_does_not_fail_an_exchange_that_took_place(host: SlotHost, monkeypatch: Patch) -> None:
     in_a_folder(host)
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
     host.bring(NEW)
     assert host.versions == ("2.0", "", "1.0")
 
 
-def test_a_driver_staged_between_the_check_and_the_rename_is_not_taken(
-    host: SlotHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("is_checked", [False, True], ids=["before", "after the check"])
+def test_what_was_staged_in_between_is_not_brought(host: SlotHost, monkeypatch: Patch, is_checked: bool) -> None:
     def stage_first(*names: Any) -> None:
         monkeypatch.undo()
         host.stage("another")
         exchange(*names)
 
     in_a_folder(host)
-    monkeypatch.setattr(host_slots, "exchange", stage_first)
+    if is_checked:
+        monkeypatch.setattr(host_slots, "exchange", stage_first)
+    else:
+        host.stage("another")
     with pytest.raises(PreflightFailed, match=f"it is no longer the driver {NEW}"):
-        host.slots.take_next(ROOT, NEW)
+        host.bring(NEW)
     assert host.versions == ("1.0", "another", "")
 
 
-@pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFSOCK], ids=["pipe", "socket"])
-def test_what_is_no_file_in_a_root_is_neither_read_nor_recorded(host: SlotHost, kind: int) -> None:
-    """A tree from a container image has devices as well; the end of /dev/zero never comes."""
+def test_what_is_no_file_or_is_mounted_in_a_root_is_neither_read_nor_recorded(
+    host: SlotHost, monkeypatch: Patch
+) -> None:
+    """A tree from a container image has devices as well; the end of /dev/zero never comes.
+
+    A chroot has /proc, whose files come and go, and a tmpfs that is empty after a reboot.
+    """
     fill(host.root, "1.0")
-    os.mknod(host.root / "special", kind | 0o600)
+    for kind in (stat.S_IFIFO, stat.S_IFSOCK):
+        os.mknod(host.root / f"special-{kind}", kind | 0o600)
+    (host.root / "proc/1").mkdir(parents=True)
+    for name in ("proc/1/stat", "resolv.conf"):
+        (host.root / name).write_text("1")
+    mount_at(monkeypatch, host.root / "proc", host.root / "resolv.conf")
     host.slots.keep_root(ROOT, OLD, "1.0")
-    assert "special" not in (host.root / RECORD).read_text()
+    monkeypatch.undo()
+    tree = decode_staged((host.root / RECORD).read_text()).tree
+    assert sorted(tree) == [f"lib/modules/{KERNEL}/rebellions.ko", "usr/bin/smi", "usr/sbin"]
     host.bring(NEW)
     assert (host.versions, host.problems(OLD)) == (("2.0", "", "1.0"), ["", ""])
 
 
-def overwritten(host: SlotHost) -> None:
-    (host.root / "usr/bin/smi").write_text("30.0")
+def write(path: str, text: str) -> Prepare:
+    """A file at a path beside the root."""
+    return lambda host: (host.root.parent / path).write_text(text)
 
 
-def damaged_next(host: SlotHost) -> None:
-    os.truncate(host.next / "usr/bin/smi", 0)
+def unreadable(slot: str) -> Prepare:
+    return write(f"{slot}/{RECORD}", "{")
 
 
-def more_in_it(host: SlotHost) -> None:
-    (host.root / "more").write_text("a log, say")
+def then(*steps: Callable[[Any], object]) -> Callable[[Any], object]:
+    return lambda at: [step(at) for step in steps]
 
 
-def unreadable(record: str) -> Callable[[SlotHost], object]:
-    """A record that cannot be read, at a path beside the root."""
-    return lambda host: (host.root.parent / record / RECORD).write_text("{")
-
-
-def under_another_kernel(host: SlotHost) -> None:
-    host.tree.put("/proc/sys/kernel/osrelease", "6.9")
+OVERWRITTEN = write("driver/usr/bin/smi", "30.0")
+DAMAGED_NEXT = write("driver.next/usr/bin/smi", "")
 
 
 def swapped(host: SlotHost) -> None:
@@ -309,59 +291,40 @@ def swapped(host: SlotHost) -> None:
     host.bring(NEW)
 
 
-def then(*steps: Callable[[SlotHost], object]) -> Callable[[SlotHost], None]:
-    def do(host: SlotHost) -> None:
-        for step in steps:
-            step(host)
-
-    return do
-
-
 FOUND = (OLD, "1.0", True, True)
 
 
-@pytest.mark.parametrize(
-    ("prepare", "known", "record"),
-    [
-        (then(in_a_folder, more_in_it), (OLD, "1.0"), FOUND),
+def test_the_record_of_a_root_stays_as_long_as_it_is_right(tmp_path: Path) -> None:
+    rows: tuple[tuple[Prepare, tuple[str, str], tuple[str, str, bool, bool]], ...] = (
+        (then(in_a_folder, write("driver/more", "a log, say")), (OLD, "1.0"), FOUND),
         (in_a_folder, (OLD, ""), FOUND),
         (in_a_folder, ("", ""), FOUND),
         (in_a_folder, ("other", "1.0"), ("other", "1.0", True, True)),
         (then(in_a_folder, unreadable("driver")), (OLD, "1.0"), FOUND),
-        (then(in_a_folder, under_another_kernel), (OLD, "1.0"), FOUND),
-        (then(in_a_folder, overwritten), ("", ""), ("", "", True, False)),
+        (then(in_a_folder, lambda host: host.tree.put("/proc/sys/kernel/osrelease", "6.9")), (OLD, "1.0"), FOUND),
+        (then(in_a_folder, OVERWRITTEN), ("", ""), ("", "", True, False)),
         (swapped, (NEW, "2.0"), (NEW, "2.0", False, True)),
         # A swap was killed, and the run after it wants something else: the tree is still that of the new driver.
         (swapped, ("", ""), (NEW, "2.0", False, False)),
         (swapped, (OLD, "1.0"), (NEW, "2.0", False, False)),
-    ],
-)
-def test_the_record_of_a_root_stays_as_long_as_it_is_right(
-    host: SlotHost, prepare: Callable[[SlotHost], object], known: tuple[str, str], record: tuple[str, str, bool, bool]
-) -> None:
-    prepare(host)
-    before = host.root.joinpath(RECORD).stat().st_ino
-    host.slots.keep_root(ROOT, *known)
-    found = decode_staged((host.root / RECORD).read_text())
-    assert (found.digest, found.version, found.is_kept, found.has_served) == record
-    assert found.kernel == (host.tree.root / "proc/sys/kernel/osrelease").read_text().strip()
-    is_same = prepare is in_a_folder and record == FOUND
-    assert (host.root.joinpath(RECORD).stat().st_ino == before) or not is_same
-
-
-def test_a_root_that_is_a_link_is_not_written_to(host: SlotHost) -> None:
-    behind_a_link(host)
-    before = (host.path(EARLIER) / RECORD).stat()
-    host.slots.keep_root(ROOT, "another", "3.0")
-    assert (host.path(EARLIER) / RECORD).stat().st_ctime_ns == before.st_ctime_ns
+    )
+    for number, (prepare, known, record) in enumerate(rows):
+        host = staged(tmp_path / str(number))
+        prepare(host)
+        before = host.root.joinpath(RECORD).stat().st_ino
+        host.slots.keep_root(ROOT, *known)
+        found = decode_staged((host.root / RECORD).read_text())
+        assert (found.digest, found.version, found.is_kept, found.has_served) == record, f"row {number}"
+        assert found.kernel == (host.tree.root / "proc/sys/kernel/osrelease").read_text().strip()
+        is_same = prepare is in_a_folder and record == FOUND
+        assert (host.root.joinpath(RECORD).stat().st_ino == before) or not is_same
 
 
 FOREIGN = f"{ROOT}.previous is not of driver-manager, which needs that name"
 
 
-@pytest.mark.parametrize(
-    ("make", "obstacle"),
-    [
+def test_what_keeps_the_trees_from_being_exchanged_is_seen(tmp_path: Path) -> None:
+    rows: tuple[tuple[Prepare, str], ...] = (
         (lambda host: host.tree.put("/proc/1/mountinfo", mountinfo("/", f"{ROOT}/dev")), ""),
         *(
             (
@@ -374,72 +337,53 @@ FOREIGN = f"{ROOT}.previous is not of driver-manager, which needs that name"
         (lambda host: host.previous.write_text(""), FOREIGN),
         (lambda host: host.previous.mkdir(), ""),
         (lambda host: host.previous.symlink_to("/mine"), ""),
-    ],
-)
-def test_what_keeps_the_trees_from_being_exchanged_is_seen(
-    host: SlotHost, make: Callable[[SlotHost], object], obstacle: str
-) -> None:
-    fill(host.root, "1.0")
-    make(host)
-    assert host.seen(NEW).obstacle == obstacle
-
-
-def test_what_is_mounted_in_a_tree_is_not_recorded(host: SlotHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chroot has /proc, whose files come and go, and a tmpfs that is empty after a reboot."""
-    fill(host.root, "1.0")
-    (host.root / "proc/1").mkdir(parents=True)
-    for name in ("proc/1/stat", "resolv.conf"):
-        (host.root / name).write_text("1")
-    mount_at(monkeypatch, host.root / "proc", host.root / "resolv.conf")
-    host.slots.keep_root(ROOT, OLD, "1.0")
-    tree = decode_staged((host.root / RECORD).read_text()).tree
-    assert sorted(tree) == [f"lib/modules/{KERNEL}/rebellions.ko", "usr/bin/smi", "usr/sbin"]
+    )
+    for number, (make, obstacle) in enumerate(rows):
+        host = staged(tmp_path / str(number))
+        fill(host.root, "1.0")
+        make(host)
+        assert host.seen(NEW).obstacle == obstacle, f"row {number}"
 
 
 DAMAGE = "it is not complete: usr/bin/smi differs from its record or is missing"
 GARBAGE = "the record of the slot cannot be read: not JSON"
 
 
-@pytest.mark.parametrize(
-    ("prepare", "wanted", "kernel", "name", "problem"),
-    [
+def test_the_wanted_driver_is_found_with_its_problem(tmp_path: Path) -> None:
+    rows: tuple[tuple[Prepare, str, str, str, str], ...] = (
         (in_a_folder, NEW, KERNEL, "driver.next", ""),
         (in_a_folder, NEW, "6.9", "driver.next", f"it is for kernel {KERNEL}, this one is 6.9"),
-        (then(in_a_folder, damaged_next), NEW, KERNEL, "driver.next", DAMAGE),
+        (then(in_a_folder, DAMAGED_NEXT), NEW, KERNEL, "driver.next", DAMAGE),
         (then(in_a_folder, unreadable("driver.next")), NEW, KERNEL, "driver.next", GARBAGE),
         (then(swapped, unreadable("driver")), "third", KERNEL, "driver", GARBAGE),
-        (then(swapped, overwritten), NEW, KERNEL, "driver", DAMAGE),
-        (then(swapped, overwritten, lambda host: host.stage(NEW)), NEW, KERNEL, "driver.next", ""),
+        (then(swapped, OVERWRITTEN), NEW, KERNEL, "driver", DAMAGE),
+        (then(swapped, OVERWRITTEN, lambda host: host.stage(NEW)), NEW, KERNEL, "driver.next", ""),
         # An upgrade without `stage` works as it did before anything was staged.
         (in_a_folder, OLD, "6.9", "", ""),
         (in_a_folder, "third", KERNEL, "", ""),
-        (then(in_a_folder, damaged_next), "third", KERNEL, "", ""),
-        (then(swapped, overwritten), "third", KERNEL, "", ""),
-        (then(swapped, overwritten, unreadable("driver.previous")), "third", KERNEL, "", ""),
-    ],
-)
-def test_the_wanted_driver_is_found_with_its_problem(  # a row of the table
-    host: SlotHost, prepare: Callable[[SlotHost], object], wanted: str, kernel: str, name: str, problem: str
-) -> None:
-    prepare(host)
-    seen = host.seen(wanted, kernel)
-    slot = seen.named(seen.wanted)
-    assert (seen.wanted, slot.problem.partition(" (")[0] if slot else "") == (name, problem)
-    assert name or seen.at(ROOT) is None, "the root counts as one where something was installed"
+        (then(in_a_folder, DAMAGED_NEXT), "third", KERNEL, "", ""),
+        (then(swapped, OVERWRITTEN), "third", KERNEL, "", ""),
+        (then(swapped, OVERWRITTEN, unreadable("driver.previous")), "third", KERNEL, "", ""),
+    )
+    for number, (prepare, wanted, kernel, name, problem) in enumerate(rows):
+        host = staged(tmp_path / str(number))
+        prepare(host)
+        seen = host.seen(wanted, kernel)
+        slot = seen.named(seen.wanted)
+        assert (seen.wanted, slot.problem.partition(" (")[0] if slot else "") == (name, problem), f"row {number}"
+        assert name or seen.at(ROOT) is None, "the root counts as one where something was installed"
 
 
 def test_without_a_record_there_is_nothing_to_be_seen(tmp_path: Path) -> None:
     host = SlotHost(tmp_path)
     fill(host.root, "1.0")
     fill(host.next, "2.0")
-    host.path(ROOT + FOLDER_END).write_text("")
+    host.path(f"{ROOT}.slots").write_text("")
     assert look(host.files, host.tree.roots.proc, ROOT, NEW, KERNEL) is None
 
 
 @pytest.mark.parametrize("ruin", [Path.mkdir, lambda path: path.symlink_to(RECORD)], ids=["folder", "loop"])
-def test_a_record_that_is_no_file_may_be_that_of_the_wanted_driver(
-    host: SlotHost, ruin: Callable[[Path], object]
-) -> None:
+def test_a_record_that_is_no_file_may_be_the_wanted_drivers(host: SlotHost, ruin: Callable[[Path], object]) -> None:
     (host.next / RECORD).unlink()
     ruin(host.next / RECORD)
     seen = host.seen(NEW)
@@ -464,25 +408,25 @@ STAGE_FIRST = "Stage the wanted driver first (`driver-manager stage`), then run 
 INSTALLED = f" If the wanted driver was installed in {ROOT} without `stage`, remove {RECORD} there."
 
 
-@pytest.mark.parametrize(
-    ("prepare", "wanted", "problem", "remedy"),
-    [
-        (damaged_next, NEW, f"the staged slot driver.next cannot be used: {DAMAGE}", STAGE_AGAIN),
-        (then(swapped, overwritten), NEW, f"the staged slot driver cannot be used: {DAMAGE}", STAGE_AGAIN + INSTALLED),
+def test_the_source_in_an_unusable_slot_states_the_problem_and_the_remedy(tmp_path: Path) -> None:
+    rows: tuple[tuple[Prepare, str, str, str], ...] = (
+        (DAMAGED_NEXT, NEW, f"the staged slot driver.next cannot be used: {DAMAGE}", STAGE_AGAIN),
+        (then(swapped, OVERWRITTEN), NEW, f"the staged slot driver cannot be used: {DAMAGE}", STAGE_AGAIN + INSTALLED),
         (left_by_an_earlier_version, OLD, f"an earlier version staged the wanted driver in {EARLIER}", STAGE_FIRST),
-    ],
-)
-def test_the_source_in_an_unusable_slot_states_the_problem_and_the_remedy(  # a row of the table
-    host: SlotHost, prepare: Callable[[SlotHost], object], wanted: str, problem: str, remedy: str
-) -> None:
-    prepare(host)
-    trees = ModuleTrees(host.tree.roots, KERNEL)
-    found = Sources(trees, PROFILE, host.seen(wanted)).wanted(ROOT)
-    assert (found.root, found.problem.partition(" (")[0], found.remedy) == (ROOT, problem, remedy)
+    )
+    for number, (prepare, wanted, problem, remedy) in enumerate(rows):
+        host = staged(tmp_path / str(number))
+        prepare(host)
+        trees = ModuleTrees(host.tree.roots, KERNEL)
+        found = Sources(trees, PROFILE, host.seen(wanted)).wanted(ROOT)
+        assert (found.root, found.problem.partition(" (")[0], found.remedy) == (ROOT, problem, remedy), f"row {number}"
 
 
-def test_the_vendors_tool_is_found_at_the_root(host: SlotHost) -> None:
+def test_a_root_that_is_a_link_is_not_written_to_and_the_vendors_tool_is_found_at_the_root(host: SlotHost) -> None:
     behind_a_link(host)
+    before = (host.path(EARLIER) / RECORD).stat()
+    host.slots.keep_root(ROOT, "another", "3.0")
+    assert (host.path(EARLIER) / RECORD).stat().st_ctime_ns == before.st_ctime_ns
     for path in (f"{EARLIER}/usr/bin/smi", f"{ROOT}/usr/bin/smi"):
         command = probe_command(host.files, Probe("smi"), ROOT)
         assert command is not None
@@ -535,14 +479,21 @@ def test_a_slot_has_the_tree_as_it_was_and_a_record_of_it(staging: SlotHost) -> 
     assert (staging.versions, staging.left_over()) == (("1.0", "2.0", ""), [])
 
 
-def test_a_complete_slot_is_left_alone_to_the_byte(staging: SlotHost) -> None:
+def test_a_complete_slot_is_left_alone_to_the_byte_and_a_byte_that_changed_found_by_checksum(staging: SlotHost) -> None:
     staging.stage(NEW)
     before = changes(staging)
     assert staging.stage(NEW).was_there
     assert changes(staging) == before
+    (staging.next / "usr/bin/smi").write_text("2.1")
+    assert staging.stage(NEW).was_there
+    assert "usr/bin/smi" in staging.stage(NEW, verifies=True).replaced
+    assert staging.versions == ("1.0", "2.0", "")
     assert (staging.stage(OLD).was_there, staging.stage(OLD).path) == (True, ROOT)
     staging.bring(NEW)
     assert (staging.stage(OLD).was_there, staging.stage(OLD).path) == (True, ROOT + PREVIOUS)
+    os.truncate(staging.root / MODULE, 3)
+    done = staging.stage(NEW)
+    assert (done.path, (staging.root / MODULE).stat().st_size) == (ROOT + NEXT, 3), "a damaged driver at the root stays"
 
 
 @pytest.mark.submission
@@ -579,24 +530,21 @@ def test_a_disk_that_is_full_at_any_moment_leaves_nothing_and_is_said(staging: S
     assert 10 < number < MOST_EFFECTS_OF_STAGING - 1
 
 
-def test_without_room_nothing_is_begun(staging: SlotHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.fstatvfs
-
-    def nearly_full(folder: int) -> os.statvfs_result:
-        values = list(real(folder))
-        values[4] = 2  # f_bavail
-        return os.statvfs_result(values)
-
-    monkeypatch.setattr(os, "fstatvfs", nearly_full)
+def test_without_room_nothing_is_begun(staging: SlotHost, monkeypatch: Patch) -> None:
+    there = os.statvfs(staging.root)
+    nearly_full = os.statvfs_result((*there[:4], 2, *there[5:]))  # f_bavail
+    monkeypatch.setattr(os, "fstatvfs", lambda _: nearly_full)
     with pytest.raises(PreflightFailed, match="MiB are needed, 0 MiB are free") as caught:
         staging.stage(NEW)
     assert caught.value.exit_code == 6
     assert not staging.next.exists()
 
 
-def test_two_at_once_fill_it_once(staging: SlotHost) -> None:
+def test_two_at_once_fill_it_once_and_one_waits_no_longer_than_it_may(staging: SlotHost) -> None:
     with contextlib.ExitStack() as first:
         first.enter_context(WorkLock(staging.files, ROOT + LOCK).alone(staging.clock, 0.0))
+        with pytest.raises(PreflightFailed, match="for 5 s"):
+            staging.stage(NEW)
 
         def ends() -> None:
             first.close()
@@ -606,24 +554,11 @@ def test_two_at_once_fill_it_once(staging: SlotHost) -> None:
         assert staging.stage(NEW).was_there
 
 
-def test_one_that_does_not_end_is_waited_for_no_longer_than_that(staging: SlotHost) -> None:
-    with (
-        WorkLock(staging.files, ROOT + LOCK).alone(staging.clock, 0.0),
-        pytest.raises(PreflightFailed, match="for 5 s"),
-    ):
-        staging.stage(NEW)
-
-
 def test_what_a_killed_process_left_goes_and_other_files_stay(staging: SlotHost) -> None:
     fill(staging.root.parent / ".driver.next.0123456789ab", "2.0")
     (staging.root.parent / ".driver.other.0123456789ab").write_text("")
     staging.stage(NEW)
     assert staging.left_over() == [".driver.other.0123456789ab"]
-
-
-def replace_with(path: Path, make: Callable[[Path], object]) -> None:
-    path.unlink()
-    make(path)
 
 
 MODULE = f"lib/modules/{KERNEL}/rebellions.ko"
@@ -632,8 +567,8 @@ RUINS: dict[str, Callable[[Path], object]] = {
     "gone": lambda slot: (slot / MODULE).unlink(),
     "link": lambda slot: (slot / "usr/sbin").unlink(),
     "garbage": lambda slot: (slot / RECORD).write_text("{"),
-    "folder": lambda slot: replace_with(slot / RECORD, Path.mkdir),
-    "loop": lambda slot: replace_with(slot / RECORD, lambda path: path.symlink_to(RECORD)),
+    "folder": then(lambda slot: (slot / RECORD).unlink(), lambda slot: (slot / RECORD).mkdir()),
+    "loop": then(lambda slot: (slot / RECORD).unlink(), lambda slot: (slot / RECORD).symlink_to(RECORD)),
     "kernel": lambda _: None,
 }
 
@@ -663,17 +598,12 @@ def test_a_link_in_the_place_of_the_next_driver_is_replaced_and_what_it_leads_to
     fill(staging.path("/opt/by-hand"), "by hand")
     staging.next.symlink_to("../by-hand")
     staging.stage(NEW)
-    assert (staging.versions, staging.version_in("/opt/by-hand"), staging.left_over()) == (
-        ("1.0", "2.0", ""),
-        "by hand",
-        [],
-    )
+    assert (staging.versions, staging.left_over()) == (("1.0", "2.0", ""), [])
+    assert staging.version_in("/opt/by-hand") == "by hand"
 
 
 @pytest.mark.parametrize("end", ["", "usr/bin", "usr/bin/smi"])
-def test_a_tree_that_something_is_mounted_in_is_not_removed(
-    staging: SlotHost, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
+def test_a_tree_that_something_is_mounted_in_is_not_removed(staging: SlotHost, monkeypatch: Patch, end: str) -> None:
     """A bind of the host's own folders, as for a chroot: to remove what is in the tree would empty them."""
     staging.stage("another")
     left = ".driver.next.0123456789ab"
@@ -687,9 +617,7 @@ def test_a_tree_that_something_is_mounted_in_is_not_removed(
     assert staging.left_over() == [left]
 
 
-def test_a_folder_that_takes_the_place_of_a_link_meanwhile_leads_the_copy_nowhere(
-    staging: SlotHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_takes_the_place_of_a_link_leads_the_copy_nowhere(staging: SlotHost, monkeypatch: Patch) -> None:
     link, outside = staging.image(NEW) / "zz", staging.path("/outside")
     outside.mkdir()
     link.symlink_to(outside)
@@ -707,11 +635,6 @@ def test_a_folder_that_takes_the_place_of_a_link_meanwhile_leads_the_copy_nowher
     assert list(outside.iterdir()) == []
 
 
-def test_a_damaged_driver_at_the_root_stays_and_is_staged_once_more(staging: SlotHost) -> None:
-    os.truncate(staging.root / MODULE, 3)
-    assert (staging.stage(OLD).path, (staging.root / MODULE).stat().st_size) == (ROOT + NEXT, 3)
-
-
 @pytest.mark.parametrize("name", ["driver", "driver.previous", "driver.next", ""])
 def test_a_folder_that_no_link_leads_into_any_more_is_named(staging: SlotHost, name: str) -> None:
     staging.stage(NEW)
@@ -722,15 +645,6 @@ def test_a_folder_that_no_link_leads_into_any_more_is_named(staging: SlotHost, n
         (staging.root.parent / name).symlink_to("driver.slots/a")
     done = staging.stage(NEW)
     assert (done.was_there, done.is_folder_unused) == (bool(name), not name)
-
-
-def test_a_byte_that_changed_is_found_by_checksum_only(staging: SlotHost) -> None:
-    staging.stage(NEW)
-    tool = staging.next / "usr/bin/smi"
-    tool.write_text("2.1")
-    assert staging.stage(NEW).was_there
-    assert "usr/bin/smi" in staging.stage(NEW, verifies=True).replaced
-    assert staging.versions == ("1.0", "2.0", "")
 
 
 def refuse(_: str) -> str:
@@ -749,11 +663,7 @@ def refuse(_: str) -> str:
     ],
 )
 def test_a_driver_that_is_no_use_or_cannot_be_copied_leaves_nothing(
-    staging: SlotHost,
-    prepare: Callable[[Path], object] | None,
-    source: str,
-    judge: Callable[[str], str] | None,
-    why: str,
+    staging: SlotHost, prepare: Callable[[Path], object] | None, source: str, judge: Any, why: str
 ) -> None:
     if prepare is not None:
         prepare(staging.image(NEW))
