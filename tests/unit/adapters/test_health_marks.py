@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from driver_manager.adapters.host.files import HostRoots, WorkLock
+from driver_manager.adapters.host.files import WorkLock
 from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.notes import HostClientNotes, RunFiguresFile
 from driver_manager.core.health import HealthWatch, WatchPolicy, WatchPorts
@@ -25,41 +23,36 @@ from driver_manager.domain.run_report import RunReport
 from driver_manager.profiles import builtin
 from tests.support.fakes.builders import NEW_DIGEST
 from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.effect_child import CAME_TO_ITS_END, KILLED, Blow, struck
 from tests.support.fakes.health_world import BAD, GOOD, HealthWorld
+from tests.support.fakes.host_folders import Tree as Folders
 
 ASCEND = builtin()["ascend"]
 PROFILE = replace(ASCEND, paths=replace(ASCEND.paths, ready_marker="/run/ascend/.ready"))
 STATE, READY = PROFILE.paths.state_file, PROFILE.paths.ready_marker
 HALF = re.compile(r"\.[0-9a-f]{12}$")
+MOST_EFFECTS = 60
 OWN = Marker(RECOVERY, "boot-1", writer=WRITER)
+UPGRADE = Marker(UPGRADE_REASON, "boot-1")
+OTHERS = (UPGRADE, replace(UPGRADE, boot_id="boot-0", writer=WRITER), replace(OWN, boot_id="boot-0", writer="other"))
 
 
-class Tree:
+class Tree(Folders):
     """A host with a loaded and ready driver."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.roots = HostRoots(root, root / "proc", root / "sys", root / "dev")
+        super().__init__(root)
         self.marks = HostMarks(self.roots, PROFILE, FakeClock())
-        self.put("proc/sys/kernel/random/boot_id", "boot-1\n")
+        self.marker = root / PROFILE.paths.reboot_marker.lstrip("/")
         self.put("sys/module/drv_pcie_host/initstate", "live\n")
-        self.put("run/ascend/.ready", "VERSION=1\n")
+        self.put(READY, "VERSION=1\n")
 
-    def put(self, path: str, text: str, written_s: float | None = None) -> None:
-        """A file of the host."""
-        file = self.root / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        if written_s is not None:
-            os.utime(file, (written_s, written_s))
+    def dated(self, path: str, text: str, written_s: float) -> None:
+        os.utime(self.put(path, text), (written_s, written_s))
 
     def notes(self) -> HostClientNotes:
         """As any process has them."""
         return HostClientNotes(self.roots, PROFILE, FakeClock())
-
-    @property
-    def marker(self) -> Path:
-        return self.root / PROFILE.paths.reboot_marker.lstrip("/")
 
     def seen(self) -> Surroundings:
         with self.marks.alone() as seen:
@@ -77,26 +70,28 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def test_what_is_to_be_seen_is_read_from_the_host(tree: Tree) -> None:
-    driver = str((tree.root / "sys/module/drv_pcie_host").stat().st_ino)
+def test_what_is_to_be_seen_is_read_and_a_module_that_is_not_live_is_not_loaded(tree: Tree) -> None:
+    state = tree.root / "sys/module/drv_pcie_host/initstate"
+    driver = str(state.parent.stat().st_ino)
     assert tree.seen() == Surroundings("boot-1", driver, is_loaded=True, ready=True, can_request=True)
-
-
-def test_a_module_that_is_not_live_is_not_loaded(tree: Tree) -> None:
     for text in ("coming\n", "going\n"):
-        tree.put("sys/module/drv_pcie_host/initstate", text)
+        state.write_text(text)
         assert not tree.seen().is_loaded
-    (tree.root / "sys/module/drv_pcie_host/initstate").unlink()
+    state.unlink()
     assert not tree.seen().is_loaded
 
 
-def test_a_reconcile_at_work_is_seen_and_none_begins_while_health_watch_looks(tree: Tree) -> None:
+def test_a_reconcile_at_work_is_seen_none_begins_while_health_watch_looks_and_of_two_one_is_alone(tree: Tree) -> None:
     lock = WorkLock(tree.roots.files(), PROFILE.paths.work_lock)
     with lock.working(FakeClock(), 0.0):
         assert tree.seen().is_reconciling
     assert not tree.seen().is_reconciling
     with tree.marks.alone(), lock.working(FakeClock(), 0.0) as held:
         assert not held
+    with tree.notes().alone() as first, tree.notes().alone() as second:
+        assert (first, second) == (True, False)
+    with tree.notes().alone() as is_alone:
+        assert is_alone
 
 
 def test_a_profile_without_marks_has_none(tree: Tree) -> None:
@@ -113,20 +108,9 @@ def test_a_request_is_written_where_nothing_is_or_our_own_of_an_earlier_boot(tre
     assert tree.seen().has_request_of_ours
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        encode_marker(Marker(UPGRADE_REASON, "boot-1")),
-        encode_marker(Marker(UPGRADE_REASON, "boot-0", writer=WRITER)),
-        encode_marker(Marker(RECOVERY, "boot-0", writer="somebody")),
-        "driver upgrade\n",
-        "garbage",
-        "",
-    ],
-)
+@pytest.mark.parametrize("text", ["driver upgrade\n", "garbage", "", *map(encode_marker, OTHERS)])
 def test_a_marker_that_came_in_the_last_moment_is_not_written_over(tree: Tree, text: str) -> None:
-    tree.marker.parent.mkdir(parents=True)
-    tree.marker.write_text(text)
+    tree.put(PROFILE.paths.reboot_marker, text)
     tree.marks.request_recovery(OWN)
     assert tree.marker.read_text() == text
     assert tree.names() == [".ready", ".reboot-required"]
@@ -166,9 +150,7 @@ def test_what_is_remembered_is_recalled_private_and_dated(tree: Tree) -> None:
     os.utime(path, (1_000_000_000, 1_000_000_000))
     assert marks.touched_s() == 1_000_000_000
     marks.touch()
-    told = marks.touched_s()
-    assert told is not None
-    assert told > 1_700_000_000
+    assert (marks.touched_s() or 0.0) > 1_700_000_000
     assert marks.recall() == "text\n"
     path.unlink()
     path.mkdir()
@@ -183,8 +165,8 @@ def test_the_end_of_a_window_is_when_the_containers_files_say_so(tree: Tree) -> 
     left = Outage(now_s - 60, 4.0, {OutagePart.UNLOAD: 4.0}, is_open=True)
     assert tree.marks.note_return() is None
     figures.add(RunReport(0, now_s - 56, 4.0, window=left))
-    tree.put(STATE, "digest\n", now_s - 40)
-    tree.put(READY, "VERSION=1\n", now_s - 35)
+    tree.dated(STATE, "digest\n", now_s - 40)
+    tree.dated(READY, "VERSION=1\n", now_s - 35)
     assert tree.marks.note_return() == Outage(
         now_s - 60, 25.0, {OutagePart.UNLOAD: 4.0, OutagePart.INSTALL: 16.0, OutagePart.PROBE: 5.0}
     )
@@ -201,141 +183,67 @@ def test_a_node_that_is_held_does_not_serve_however_its_driver_came(tree: Tree) 
 
 
 def test_a_host_that_cannot_be_read_or_changed_is_said_with_its_path(tree: Tree) -> None:
-    (tree.root / "proc/sys/kernel/random/boot_id").unlink()
-    with pytest.raises(ConfigError, match="boot_id"):
-        tree.seen()
-    (tree.root / "var/lib").mkdir(parents=True)
-    (tree.root / "var/lib/ascend").write_text("a file")
-    with pytest.raises(ConfigError, match="reboot-required"):
-        tree.marks.clear_request()
-
-
-# what the host says of its driver
-
-
-def test_a_sighting_is_what_the_drivers_files_say(tree: Tree) -> None:
-    tree.put(STATE, f"{NEW_DIGEST}\n", 1_000.0)
-    tree.put(READY, "", 2_000.0)
-    seen = tree.notes().sighting()
-    assert (seen.boot_id, seen.digest, seen.marked_s) == ("boot-1", NEW_DIGEST, (1_000.0, 2_000.0))
-    assert seen.load
-    assert seen_now(seen, None, 3_000.0).ready_s == 2_000.0
-
-
-def test_each_load_of_the_driver_is_another(tree: Tree) -> None:
-    before = tree.notes().sighting().load
-    (tree.root / "sys/module/drv_pcie_host").rename(tree.root / "sys/module/aside")
-    assert tree.notes().sighting().load == ""
-    tree.put("/sys/module/drv_pcie_host/initstate", "live\n")
-    assert tree.notes().sighting().load not in ("", before)
-
-
-@pytest.mark.parametrize("text", ["", "two words\n", "\ufffd\n", "x" * 300])
-def test_what_is_no_digest_is_none(tree: Tree, text: str) -> None:
-    tree.put(STATE, text)
-    assert tree.notes().sighting().digest == ""
-
-
-def test_files_that_are_not_there_say_nothing_and_a_long_record_is_read_whole(tree: Tree) -> None:
-    (tree.root / READY.lstrip("/")).unlink()
-    assert tree.notes().sighting().marked_s == ()
-    assert tree.notes().recall() == ""
-    tree.notes().remember("x" * 300_000)
-    assert tree.notes().recall() == "x" * 300_000
-
-
-def test_of_two_at_once_one_is_alone(tree: Tree) -> None:
-    with tree.notes().alone() as first, tree.notes().alone() as second:
-        assert (first, second) == (True, False)
-    with tree.notes().alone() as is_alone:
-        assert is_alone
-
-
-def test_a_host_that_cannot_be_looked_at_is_an_error_that_says_what_to_do(tree: Tree) -> None:
     (tree.root / STATE.lstrip("/")).mkdir(parents=True)
     with pytest.raises(ConfigError, match=rf"^cannot read or change {STATE} on the host: ") as caught:
         tree.notes().sighting()
     assert "mounted" in caught.value.remedy
+    (tree.root / "proc/sys/kernel/random/boot_id").unlink()
+    with pytest.raises(ConfigError, match="boot_id"):
+        tree.seen()
+    tree.put("/var/lib/ascend", "a file")
+    with pytest.raises(ConfigError, match="reboot-required"):
+        tree.marks.clear_request()
 
 
-# killed at any system call that changes the file system
+def test_a_sighting_is_what_the_drivers_files_say_and_each_load_is_another(tree: Tree) -> None:
+    tree.dated(STATE, f"{NEW_DIGEST}\n", 1_000.0)
+    tree.dated(READY, "", 2_000.0)
+    seen = tree.notes().sighting()
+    assert (seen.boot_id, seen.digest, seen.marked_s) == ("boot-1", NEW_DIGEST, (1_000.0, 2_000.0))
+    assert seen_now(seen, None, 3_000.0).ready_s == 2_000.0
+    (tree.root / "sys/module/drv_pcie_host").rename(tree.root / "sys/module/aside")
+    assert tree.notes().sighting().load == ""
+    tree.put("/sys/module/drv_pcie_host/initstate", "live\n")
+    assert len({seen.load, tree.notes().sighting().load, ""}) == 3
 
 
-class Killed(BaseException):
-    """SIGKILL, at one of the calls below; nothing that comes after it has an effect."""
-
-
-CHANGES = ("rename", "replace", "link", "unlink", "mkdir", "fchmod", "fsync", "open")
-
-
-@pytest.fixture
-def kill(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """`at`: the call to be killed at, counted from 0; `after`: whether it still happens. `count`: calls so far."""
-    plan: dict[str, Any] = {"at": None, "after": False, "count": 0, "dead": False}
-
-    def watched(real: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            if plan["dead"]:
-                raise Killed
-            number, plan["count"] = plan["count"], plan["count"] + 1
-            if number != plan["at"]:
-                return real(*arguments, **options)
-            plan["dead"] = True
-            with contextlib.suppress(OSError):
-                result = real(*arguments, **options) if plan["after"] else None
-                if isinstance(result, int):
-                    os.close(result)
-            raise Killed
-
-        return call
-
-    for name in CHANGES:
-        monkeypatch.setattr(os, name, watched(getattr(os, name)))
-    yield plan
-    plan["dead"], plan["at"] = False, None
+def test_files_that_are_not_there_or_garbage_say_nothing_and_a_long_record_is_read_whole(tree: Tree) -> None:
+    (tree.root / READY.lstrip("/")).unlink()
+    assert tree.notes().sighting().marked_s == ()
+    for text in ("", "two words\n", "\ufffd\n", "x" * 300):
+        tree.put(STATE, text)
+        assert tree.notes().sighting().digest == ""
+    assert tree.notes().recall() == ""
+    tree.notes().remember("x" * 300_000)
+    assert tree.notes().recall() == "x" * 300_000
 
 
 def turn(tree: Tree, *, healthy: bool) -> None:
     """A new process that takes one turn."""
     prober = HealthWorld()
     prober.chip = GOOD if healthy else BAD
-    policy = WatchPolicy(failures=1)
     ports = WatchPorts(prober, tree.marks, FakeClock(), RecordingReporter())
-    HealthWatch(ports, policy, lambda _: None).turn()
-
-
-def ends_as_it_should(tree: Tree, plan: dict[str, Any], *, healthy: bool) -> None:
-    """After a kill: never wedged and ready with a request; and the next process brings it to its end."""
-    plan["dead"], plan["at"] = False, None
-    seen = tree.seen()
-    assert not (seen.has_request_of_ours and seen.ready), "a reboot is asked for while the driver is called ready"
-    assert seen.ready or seen.is_withdrawn, "the ready marker is lost"
-    turn(tree, healthy=healthy)
-    assert tree.names() == ([".ready"] if healthy else [".ready.withdrawn", ".reboot-required"])
-    if healthy:
-        assert (tree.root / "run/ascend/.ready").read_text() == "VERSION=1\n"
+    HealthWatch(ports, WatchPolicy(failures=1), lambda _: None).turn()
 
 
 @pytest.mark.submission
-@pytest.mark.shares(3)
-@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("healthy", [False, True])
-def test_a_kill_at_any_change_of_the_file_system_is_mended_by_the_next_process(
-    tmp_path: Path, kill: dict[str, Any], healthy: bool, after: bool
-) -> None:
-    for number in range(200):
+def test_a_kill_at_any_change_of_the_file_system_is_mended_by_the_next_process(tmp_path: Path, healthy: bool) -> None:
+    for number in range(MOST_EFFECTS):
         tree = Tree(tmp_path / str(number))
         if healthy:
             turn(tree, healthy=False)
-        kill.update(at=number + kill["count"], after=after)
-        try:
-            turn(tree, healthy=healthy)
-        except Killed:
-            ends_as_it_should(tree, kill, healthy=healthy)
-            continue
-        assert number > 10, "the kills reached nothing"
-        return
-    raise AssertionError("the turn never came to its end")
+        ended = struck(Blow(number, tree.root), partial(turn, tree, healthy=healthy))
+        seen = tree.seen()
+        assert not (seen.has_request_of_ours and seen.ready), "a reboot is asked for while the driver is ready"
+        assert seen.ready or seen.is_withdrawn, "the ready marker is lost"
+        turn(tree, healthy=healthy)
+        assert tree.names() == ([".ready"] if healthy else [".ready.withdrawn", ".reboot-required"])
+        assert not healthy or (tree.root / READY.lstrip("/")).read_text() == "VERSION=1\n"
+        if ended == CAME_TO_ITS_END:
+            break
+        assert ended == KILLED
+    assert 3 < number < MOST_EFFECTS - 1, "every effect was met"
 
 
 def test_a_symlink_that_leads_nowhere_in_the_markers_place_is_said_and_stays(tree: Tree) -> None:
