@@ -25,6 +25,7 @@ UID = "0b0d7f0e-1111-4222-8333-000000000002"
 STATIC_UID = "3f2a9c0de1b84756aabbccddeeff0011"
 CONTAINER = "c0ffee" * 10 + "abcd"
 PATTERNS = PROFILE.paths.device_nodes
+Patch = pytest.MonkeyPatch
 MAP = "7f00-7f01 rw-s 00000000 00:05 1234                       {}\n"
 CGROUPS = {
     "v2-systemd": f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope\n",
@@ -43,11 +44,10 @@ class Proc:
 
     def __init__(self, root: Path) -> None:
         self.proc, self.dev = root / "proc", root / "dev"
-        self.proc.mkdir()
-        self.dev.mkdir()
+        self.dev.mkdir(parents=True)
         (self.dev / "rbln0").touch()
+        (self.proc / "self").mkdir(parents=True)
         (self.proc / "stat").write_text("cpu 0\nbtime 1700000000\n")
-        (self.proc / "self").mkdir()
         (self.proc / "cpuinfo").touch()
 
     def process(
@@ -75,38 +75,36 @@ class Proc:
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
+def host(tmp_path: Path, monkeypatch: Patch) -> Proc:
     monkeypatch.setattr(psutil, "PROCFS_PATH", "/proc")  # set back after the test: the adapter sets it
     return Proc(tmp_path)
 
 
 def test_a_process_with_the_device_open_is_named_with_pod_and_container(host: Proc) -> None:
+    other = host.dev.parent / "rbln0"  # a file that only has the device's name
+    other.touch()
     host.process(4711, "/dev/null", "/dev/rbln0", cgroup=CGROUPS["v2-systemd"])
-    host.process(4712, "/dev/null", "/tmp/rbln0")
+    host.process(4712, "/dev/null", "/tmp/rbln0", str(other), maps=MAP.format("/home/user/rbln0"))
     assert host.holders() == (Holder(4711, "python3", "/dev/rbln0", "open", container=CONTAINER, pod_uid=UID),)
 
 
-@pytest.mark.parametrize(
-    ("processes", "found"),
-    [
+def test_each_node_that_a_process_has_open_or_mapped_is_found_once(host: Proc) -> None:
+    rows: Any = (
         ({7: (("null",), ("lib", "rbln0", "rbln0")), 8: ((), ("rbln01", "zero"))}, [(7, "/dev/rbln0", "mapped")]),
         ({7: (("rbln0", "rbln0"), ("rbln0",))}, [(7, "/dev/rbln0", "open")]),
         (
             dict.fromkeys((100, 20, 3), (("rsd0", "rblnfs0", "rbln0"), ())),
             [(pid, f"/dev/{name}", "open") for pid in (3, 20, 100) for name in ("rbln0", "rblnfs0", "rsd0")],
         ),
-    ],
-    ids=["a mapping counts", "open and mapped is open", "by number, every node"],
-)
-def test_each_node_that_a_process_has_open_or_mapped_is_found_once(
-    host: Proc, processes: dict[int, tuple[tuple[str, ...], tuple[str, ...]]], found: list[tuple[int, str, str]]
-) -> None:
-    for name in ("rsd0", "rblnfs0"):
-        (host.dev / name).touch()
-    for pid, (opened, mapped) in processes.items():
-        maps = "".join(MAP.format(f"/dev/{name}") for name in mapped) + "7f00-7f01 rw-p 0 00:00 0\n"
-        host.process(pid, *(f"/dev/{name}" for name in opened), maps=maps)
-    assert host.found() == found
+    )
+    for number, (processes, found) in enumerate(rows):
+        each = Proc(host.proc / f"row-{number}")
+        for name in ("rsd0", "rblnfs0"):
+            (each.dev / name).touch()
+        for pid, (opened, mapped) in processes.items():
+            maps = "".join(MAP.format(f"/dev/{name}") for name in mapped) + "7f00-7f01 rw-p 0 00:00 0\n"
+            each.process(pid, *(f"/dev/{name}" for name in opened), maps=maps)
+        assert each.found() == found
 
 
 def test_mappings_are_read_only_where_open_files_explain_too_little(host: Proc) -> None:
@@ -115,23 +113,21 @@ def test_mappings_are_read_only_where_open_files_explain_too_little(host: Proc) 
     assert [[pid for pid, _, _ in host.found(enough)] for enough in (1, 2, None)] == [[7], [7, 8], [7, 8]]
 
 
-def test_links_that_are_no_devices_are_not_even_looked_at(
-    host: Proc, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_links_that_are_no_devices_are_not_even_looked_at(host: Proc, monkeypatch: Patch) -> None:
+    looked = host.dev.parent / "looked"
+
     def note(path: Path) -> None:
-        with (tmp_path / "looked").open("a") as file:  # by a child
+        with looked.open("a") as file:  # by a child
             file.write(f"{path}\n")
 
     monkeypatch.setattr(holders, "_device", note)
     host.process(7, "socket:[1]", "pipe:[2]", "anon_inode:[eventfd]", "/mnt/nfs/dead", "/devices/x", "relative")
     assert host.found() == []
-    assert (tmp_path / "looked").read_text().splitlines() == [str(host.dev / "rbln0")]
+    assert looked.read_text().splitlines() == [str(host.dev / "rbln0")]
 
 
 @pytest.mark.parametrize("path", ["/dev/other-name", "/host/dev/rbln0", "/mnt/x/rbln0", "/host/dev/rbln0 (deleted)"])
-def test_a_device_opened_by_another_path_is_known_by_name_and_number(
-    host: Proc, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_a_device_opened_by_another_path_is_known_by_name_and_number(host: Proc, monkeypatch: Patch, path: str) -> None:
     numbers = {"rbln0": 77, "0": 77, "1": 78, "7f00-7f01": 77}
     monkeypatch.setattr(holders, "_device", lambda file: numbers.get(file.name))
     host.process(7, path)
@@ -139,12 +135,6 @@ def test_a_device_opened_by_another_path_is_known_by_name_and_number(
     host.process(9, maps=MAP.format(path))
     mapped = [(9, "/dev/rbln0", "mapped")] if "rbln0" in path else []
     assert host.found() == [(7, "/dev/rbln0", "open"), *mapped]
-
-
-def test_a_file_that_only_has_a_devices_name_is_none(host: Proc) -> None:
-    (host.dev.parent / "rbln0").touch()
-    host.process(7, str(host.dev.parent / "rbln0"), maps=MAP.format("/home/user/rbln0"))
-    assert host.found() == []
 
 
 @pytest.mark.submission
@@ -180,23 +170,27 @@ def test_a_pod_whose_mounts_cannot_be_read_hides_no_other(host: Proc) -> None:
     assert looks.unread == {7}
 
 
-def test_processes_that_vanish_or_hide_are_passed_over(host: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_vanish_are_passed_over_and_one_that_hides_is_unknown(host: Proc, monkeypatch: Patch) -> None:
     (host.proc / "5").mkdir()
     (host.proc / "6").touch()
-    host.process(7, "/dev/rbln0")
-    half = host.process(8, "/dev/rbln0")
+    for pid in (7, 8, 9):
+        host.process(pid, "/dev/rbln0")
     for name in ("maps", "cgroup", "stat"):
-        (half / name).unlink()
+        (host.proc / "8" / name).unlink()
     listed = os.listdir
 
-    def vanishing(folder: str | Path) -> list[str]:
+    def lists(folder: str | Path) -> list[str]:
         names = listed(folder)
         if str(folder) == str(host.proc / "7/fd"):
             shutil.rmtree(host.proc / "7")
+        if str(folder) == str(host.proc / "9/fd"):
+            raise PermissionError(13, "Permission denied")
         return names
 
-    monkeypatch.setattr(os, "listdir", vanishing)
-    assert host.holders() == (Holder(8, "(gone)", "/dev/rbln0", "open"),)
+    monkeypatch.setattr(os, "listdir", lists)
+    half, hidden = host.holders()
+    assert half == Holder(8, "(gone)", "/dev/rbln0", "open")
+    assert (hidden.pid, hidden.how) == (9, UNREAD)
 
 
 def test_no_device_shows_nobody_no_time_is_counted_and_no_proc_is_an_error(host: Proc, tmp_path: Path) -> None:
@@ -210,7 +204,7 @@ def test_no_device_shows_nobody_no_time_is_counted_and_no_proc_is_an_error(host:
 
 
 @pytest.mark.parametrize("name", ["python3", "a-name-cut-here"])
-def test_a_name_that_does_not_come_hides_no_pod(host: Proc, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_name_that_does_not_come_hides_no_pod(host: Proc, monkeypatch: Patch, name: str) -> None:
     """On a machine that is busy enough importing what reads it takes longer than the time for all names."""
 
     def without_names(timeout_s: float, stall_s: float, items: list[int], ask: Any, is_ending: Any) -> Asked:
@@ -235,22 +229,18 @@ def test_names_are_told_whole_and_those_that_are_no_text_do_not_break_it(host: P
     assert [(one.pid, one.process) for one in found] == [(7, "a-name-cut-here-goes-on"), (8, "bad ) name (")]
 
 
-# whose process it is
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "pod_uid", "container", "service"),
-    [
+def test_a_process_of_a_pod_or_of_a_service_of_the_host_is_known_by_its_cgroup(host: Proc) -> None:
+    rows = (
         *((text, UID, CONTAINER, "") for text in CGROUPS.values()),
         # A static pod has the hash of its manifest.
         *(
             (text.replace(UID, STATIC_UID).replace(UID.replace("-", "_"), STATIC_UID), STATIC_UID, CONTAINER, "")
             for text in CGROUPS.values()
         ),
-        *(
-            (text, "", "", "")
-            for text in ("", "0::/\n", f"0::/kubepods/pod{STATIC_UID}0\n", "0::/kubepods/pod1234/short\n")
-        ),
+        ("", "", "", ""),
+        ("0::/\n", "", "", ""),
+        (f"0::/kubepods/pod{STATIC_UID}0\n", "", "", ""),
+        ("0::/kubepods/pod1234/short\n", "", "", ""),
         (f"0::/kubepods/pod{UID}\n", UID, "", ""),
         (f"0::/system.slice/docker-{CONTAINER}.scope\n", "", CONTAINER, ""),
         (f"0::/../cri-containerd-{CONTAINER}.scope\n", "", CONTAINER, ""),  # read in a cgroup namespace beside it
@@ -265,25 +255,17 @@ def test_names_are_told_whole_and_those_that_are_no_text_do_not_break_it(host: P
         ("0::/h9lxc.payload.web/system.slice/x.service\n", "", "", ""),
         ("0::/../../lxc.payload.web/system.slice/x.service\n", "", "", ""),
         (f"0::/system.slice/docker-{CONTAINER}.scope/system.slice/x.service\n", "", CONTAINER, ""),
-        (
-            "0::/machine.slice/systemd-nspawn@web.service/payload/system.slice/x.service\n",
-            "",
-            "",
-            "systemd-nspawn@web.service",
-        ),
+        ("0::/machine.slice/systemd-nspawn@w.service/pay/system.slice/x.service\n", "", "", "systemd-nspawn@w.service"),
         ("0::/kubepods.slice/system.slice/x.service\n", "", "", ""),
         ("0::/user.slice/user-0.slice/session-1.scope\n", "", "", ""),
         ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/x.service\n", "", "", ""),
         ("0::/system.slice/docker-abc.scope\n", "", "", ""),
-    ],
-)
-def test_a_process_of_a_pod_or_of_a_service_of_the_host_is_known_by_its_cgroup(
-    host: Proc, cgroup: str, pod_uid: str, container: str, service: str
-) -> None:
-    host.process(7, "/dev/rbln0", cgroup=cgroup)
-    (found,) = host.holders()
-    assert (found.pod_uid, found.container, found.service) == (pod_uid, container, service)
-    assert (f" of {service} " in str(found)) is bool(service)
+    )
+    for pid, row in enumerate(rows, 10):
+        host.process(pid, "/dev/rbln0", cgroup=row[0])
+    for found, row in zip(host.holders(), rows, strict=True):
+        assert (found.pod_uid, found.container, found.service) == row[1:], row[0]
+        assert (f" of {found.service} " in str(found)) is bool(found.service)
 
 
 @given(st.binary(max_size=200))
@@ -291,9 +273,6 @@ def test_no_cgroup_breaks_the_reading(tmp_path_factory: pytest.TempPathFactory, 
     folder = tmp_path_factory.getbasetemp()
     (folder / "cgroup").write_bytes(content)
     assert len(whose(folder)) == 2
-
-
-# whose mounts still show an old root
 
 
 def test_pods_whose_mounts_show_a_file_system_are_found_once_each(host: Proc) -> None:
@@ -327,19 +306,6 @@ def test_a_node_that_only_a_container_has_is_found_by_its_number(host: Proc) -> 
     for patterns, found in (("/dev/char/1:*", both), ("/dev/char/1:3", both[:1]), ("/dev/char/2:*", [])):
         holders = find_holders(host.proc, host.dev, (patterns, *PATTERNS))
         assert [(one.pid, one.node, one.how) for one in holders] == found
-
-
-def test_a_process_whose_descriptors_may_not_be_listed_is_unknown(host: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
-    host.process(7, "/dev/rbln0")
-    listed = os.listdir
-
-    def refusing(folder: str | Path) -> list[str]:
-        if str(folder).endswith("/fd"):
-            raise PermissionError(13, "Permission denied")
-        return listed(folder)
-
-    monkeypatch.setattr(os, "listdir", refusing)
-    assert [(one.pid, one.how) for one in host.holders()] == [(7, UNREAD)]
 
 
 def test_a_task_holds_the_device_after_the_leader_of_its_process_has_ended(host: Proc) -> None:
