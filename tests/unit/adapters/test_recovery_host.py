@@ -41,6 +41,7 @@ INFORMATION = "/proc/driver/nvidia/gpus/{}/information"
 KEPT_OPEN = "/run/nvidia-persistenced/socket"
 CONTAINER = "c0ffee" * 10 + "abcd"
 ROOT = "/run/nvidia/driver"
+Patch = pytest.MonkeyPatch
 
 
 class Host(Tree):
@@ -89,7 +90,7 @@ class Host(Tree):
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+def host(tmp_path: Path, monkeypatch: Patch) -> Iterator[Host]:
     monkeypatch.setattr(supervisor, "TERM_S", 0.1)
     with signals_kept():
         clock = LoopClock()
@@ -108,12 +109,8 @@ def with_reset(**fields: Any) -> Profile:
     return replace(BY_MINOR, reset=replace(BY_MINOR.reset, **fields))
 
 
-# the users of a device
-
-
-@pytest.mark.parametrize(
-    ("opened", "devices", "is_refused"),
-    [
+def test_a_process_counts_if_it_has_a_node_of_the_device_open(tmp_path: Path) -> None:
+    rows: tuple[tuple[str, tuple[str, ...], bool], ...] = (
         ("/dev/nvidia1", (A,), True),
         ("/host/dev/nvidia1 (deleted)", (A,), False),  # a regular file with that name
         ("/dev/nvidia0", (A,), False),
@@ -123,41 +120,33 @@ def with_reset(**fields: Any) -> Profile:
         ("/dev/nvidiactl", (), True),
         ("/dev/nvidiactl", ("../x",), True),
         ("/dev/null", (), False),
-    ],
-)
-def test_a_process_counts_if_it_has_a_node_of_the_device_open(
-    files: Host, opened: str, devices: tuple[str, ...], is_refused: bool
-) -> None:
-    files.process(7, opened)
-    found = files.recovery().users(devices)
-    assert bool(found) is is_refused
-    assert all("(pid 7)" in line and opened in line for line in found)
+    )
+    for number, (opened, devices, is_refused) in enumerate(rows):
+        files = Host(tmp_path / str(number), FakeClock())
+        files.process(7, opened)
+        found = files.recovery().users(devices)
+        assert bool(found) is is_refused, (opened, devices)
+        assert all("(pid 7)" in line and opened in line for line in found)
 
 
-@pytest.mark.parametrize(
-    ("text", "is_known"),
-    [
-        ("Device Minor: 1", True),
-        ("X: 0\n  Device   Minor :\t 1  \nDevice Minor: 1\n", True),
-        *(
-            (text, False)
-            for text in (
-                *("", "Device Minor", "Device Minor:", "Device Minor: one", "Device Minor: -1", "Device Minor: ¹"),
-                *("Device Minor: 7", "Device Minor: 1 1", "Device Minor: 1\nDevice Minor: 0", "\0\xff: 1"),
-                *(f"Device Minor: {'1' * 5000}", "My Device Minor: 1"),
-            )
-        ),
-    ],
-)
-def test_without_the_minor_number_every_node_of_the_driver_counts(files: Host, text: str, is_known: bool) -> None:
-    files.put(INFORMATION.format(A), text)
+@pytest.mark.submission
+def test_without_the_minor_number_every_node_of_the_driver_counts(files: Host) -> None:
     files.node("drm/card0", "226:0", "dri/card0")  # is not enough: programs open /dev/nvidia1
     files.process(7, "/dev/nvidiactl")
-    assert nodes_of(files.roots, BY_MINOR, A)[:3] == ("/dev/char/226:0", "/dev/dri/card0", "/dev/nvidia1") * is_known
-    assert bool(files.recovery().users((A,))) is not is_known
+    known = ("Device Minor: 1", "X: 0\n  Device   Minor :\t 1  \nDevice Minor: 1\n")
+    unknown = (
+        *("", "Device Minor", "Device Minor:", "Device Minor: one", "Device Minor: -1", "Device Minor: ¹"),
+        *("Device Minor: 7", "Device Minor: 1 1", "Device Minor: 1\nDevice Minor: 0", "\0\xff: 1"),
+        *(f"Device Minor: {'1' * 5000}", "My Device Minor: 1"),
+    )
+    for text in (*known, *unknown):
+        files.put(INFORMATION.format(A), text)
+        found = nodes_of(files.roots, BY_MINOR, A)[:3]
+        assert found == (("/dev/char/226:0", "/dev/dri/card0", "/dev/nvidia1") if text in known else ()), text
+        assert bool(files.recovery().users((A,))) is (text in unknown), text
 
 
-def test_a_file_of_the_driver_that_does_not_answer_costs_a_moment(files: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_driver_that_does_not_answer_costs_a_moment(files: Host, monkeypatch: Patch) -> None:
     monkeypatch.setattr(recovery, "NODES_S", 0.1)
     path = files.root / INFORMATION.format(A).lstrip("/")
     path.unlink()
@@ -203,9 +192,7 @@ def test_nodes_in_sysfs_are_those_below_the_function(files: Host, tree: str) -> 
     assert sorted(nodes_of(files.roots, BY_SYSFS, A)) == sorted(found)
 
 
-def test_a_function_without_nodes_of_the_driver_or_with_too_many_folders_is_unknown(
-    files: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_without_nodes_or_with_too_many_folders_is_unknown(files: Host, monkeypatch: Patch) -> None:
     files.node("i2c-3/i2c-dev/i2c-3", "89:3", "i2c-3")
     assert nodes_of(files.roots, BY_SYSFS, A) == nodes_of(files.roots, BY_SYSFS, "0000:09:00.0") == ()
     files.node("accel/accel0", "1:7", "accel/accel0")
@@ -223,17 +210,14 @@ def test_a_real_process_is_found_by_the_number_of_the_node(files: Host, opened: 
         (files.root / f"proc/{process.pid}").symlink_to(f"/proc/{process.pid}")
         found = files.recovery(BY_SYSFS).users((A,))
         process.kill()
-    assert [f"sleep (pid {process.pid})" in line and line.endswith("has /dev/full open") for line in found] == (
-        [True] * is_refused
-    )
+    who = f"sleep (pid {process.pid})"
+    assert [who in line and line.endswith("has /dev/full open") for line in found] == [True] * is_refused
 
 
-@pytest.mark.parametrize(
-    ("mine", "theirs", "count"), [(CONTAINER, CONTAINER, 0), (CONTAINER, "d" * 64, 1), ("", "", 1)]
-)
-def test_a_process_of_this_container_is_no_user(files: Host, mine: str, theirs: str, count: int) -> None:
+@pytest.mark.parametrize(("own", "theirs", "count"), [(CONTAINER, CONTAINER, 0), (CONTAINER, "d" * 64, 1), ("", "", 1)])
+def test_a_process_of_this_container_is_no_user(files: Host, own: str, theirs: str, count: int) -> None:
     files.process(7, "/dev/nvidia1", container=theirs)
-    files.process(8, container=mine)
+    files.process(8, container=own)
     (files.root / "proc/self").symlink_to("8")
     assert len(files.recovery().users((A,))) == count
 
@@ -247,22 +231,15 @@ def test_what_cannot_be_determined_counts_as_a_user(files: Host) -> None:
 
 
 @pytest.mark.parametrize(("path", "is_user"), [(KEPT_OPEN, False), (f"{KEPT_OPEN}2", True)])
-def test_who_only_keeps_the_device_initialised_is_no_user_but_prevents_a_reset(
-    host: Host, path: str, is_user: bool
-) -> None:
-    host.process(7, "/dev/nvidia1", "socket:[22]")
-    host.process(8, "/dev/nvidia1", "socket:[23]")
+def test_a_keeper_of_the_device_is_no_user_but_prevents_a_reset(host: Host, path: str, is_user: bool) -> None:
     head = "Num       RefCount Protocol Flags    Type St Inode Path\n"
-    for pid in (7, 8):
-        host.put(
-            f"/proc/{pid}/net/unix", f"{head}0: 00000002 00000000 00010000 0001 01    22 {path}\n1: 2 0 0 1 1 23\n"
-        )
+    lines = f"{head}0: 00000002 00000000 00010000 0001 01    22 {path}\n1: 2 0 0 1 1 23\n"
+    for pid, inode in ((7, 22), (8, 23)):
+        host.process(pid, "/dev/nvidia1", f"socket:[{inode}]")
+        host.put(f"/proc/{pid}/net/unix", lines)
     found = host.recovery().users((A,))
     assert [pid for pid in (7, 8) if any(f"(pid {pid})" in line for line in found)] == [7, 8][not is_user :]
     assert len(host.reset(A).users) == 2
-
-
-# the reset
 
 
 def test_the_command_of_one_device_is_run_between_those_before_and_after(host: Host) -> None:
@@ -313,23 +290,18 @@ def test_calls_before_and_after_that_fail_are_warnings(host: Host) -> None:
     assert host.warnings == [f"{A}, {when} the reset: {failed}" for when in ("before", "after")]
 
 
-@pytest.mark.parametrize(
-    ("devices", "fields", "problem"),
-    [
+def test_what_prevents_a_reset_is_known_before_anything_is_done(host: Host) -> None:
+    host.put(KEPT_OPEN, "")
+    for number in (0, 1):
+        host.node(f"gpu/gpu{number}", f"1:{number}", f"nvidia{number}")
+    for devices, fields, problem in (
         ((A,), {"tool": "absent"}, f"absent is not in {ROOT}"),
         ((), {}, "there is no command or no device for it"),
         ((A, f"{A} -i 0"), {}, f"'{A} -i 0' is no PCI address"),
         (("0000:01:00.0\n",), {}, "'0000:01:00.0\\n' is no PCI address"),
-    ],
-)
-def test_what_prevents_a_reset_is_known_before_anything_is_done(
-    host: Host, devices: tuple[str, ...], fields: dict[str, Any], problem: str
-) -> None:
-    host.put(KEPT_OPEN, "")
-    for number in (0, 1):
-        host.node(f"gpu/gpu{number}", f"1:{number}", f"nvidia{number}")
-    assert host.reset(*devices, profile=with_reset(**fields)) == ResetAnswer(problem=problem)
-    assert host.said() == []
+    ):
+        assert host.reset(*devices, profile=with_reset(**fields)) == ResetAnswer(problem=problem)
+        assert host.said() == []
 
 
 def test_a_command_has_no_shell(host: Host) -> None:
@@ -365,10 +337,7 @@ def test_the_end_of_the_process_ends_the_reset(host: Host) -> None:
     assert f"-i {A} -pm 1" not in host.said()
 
 
-# the files
-
-
-def test_the_record_is_kept_whole_and_private(files: Host) -> None:
+def test_the_record_is_kept_whole_and_private_and_one_that_cannot_be_read_is_no_empty_one(files: Host) -> None:
     host = files.recovery()
     assert host.record() == RecoveryRecord()
     devices = tuple(f"{domain:08x}:01:00.0" for domain in range(MAX_DEVICES))
@@ -380,21 +349,18 @@ def test_the_record_is_kept_whole_and_private(files: Host) -> None:
     path = files.root / BY_MINOR.paths.recovery_record.lstrip("/")
     assert path.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-
-
-def test_a_record_that_cannot_be_read_is_no_empty_one(files: Host) -> None:
-    path = files.put(BY_MINOR.paths.recovery_record, "{")
+    path.write_text("{")
     with pytest.raises(RecoveryRecordUnreadable):
-        files.recovery().record()
+        host.record()
     path.unlink()
     path.mkdir()
     with pytest.raises(RecoveryRecordUnreadable, match="cannot read"):
-        files.recovery().record()
+        host.record()
     with pytest.raises(ConfigError):
-        files.recovery().keep(RecoveryRecord())
+        host.keep(RecoveryRecord())
 
 
-def test_a_reload_is_requested_and_withdrawn(files: Host) -> None:
+def test_a_reload_is_requested_and_withdrawn_and_the_age_of_the_boot_is_the_hosts(files: Host) -> None:
     host, request = files.recovery(), ReloadRequest("boot-1", "12", "wedged")
     host.withdraw_reload()
     host.request_reload(request)
@@ -402,55 +368,40 @@ def test_a_reload_is_requested_and_withdrawn(files: Host) -> None:
     assert decode_reload_request(path.read_text()) == request
     host.withdraw_reload()
     assert not path.exists()
-
-
-def test_the_age_of_the_boot_is_that_of_the_host(files: Host) -> None:
     with pytest.raises(ConfigError, match="uptime"):
-        files.recovery().uptime_s()
+        host.uptime_s()
     files.put("/proc/uptime", "12.5 7.0\n")
-    assert files.recovery().uptime_s() == 12.5
+    assert host.uptime_s() == 12.5
 
 
-def test_one_process_takes_a_turn_at_a_time_and_runs_may_work_meanwhile(files: Host) -> None:
-    with files.recovery().only_turn() as is_only, files.recovery().only_turn() as is_second:
-        assert (is_only, is_second) == (True, False)
-        with WorkLock(files.roots.files(), BY_MINOR.paths.work_lock).working(FakeClock(), 1.0) as is_working:
-            assert is_working
-    with files.recovery().only_turn() as is_only:
-        assert is_only
+def test_one_process_takes_a_turn_or_has_the_host_at_a_time(files: Host) -> None:
+    one, other = files.recovery(), files.recovery()
+    for take in (HostRecovery.only_turn, HostRecovery.alone):
+        with take(one) as is_only, take(other) as is_second:
+            assert (is_only, is_second) == (True, False)
+        with take(other) as is_only:
+            assert is_only
+    lock = WorkLock(files.roots.files(), BY_MINOR.paths.work_lock)
+    with one.only_turn(), lock.working(FakeClock(), 1.0) as is_working, other.alone() as is_alone:
+        assert (is_working, is_alone) == (True, False), "a run may work during a turn"
 
 
 BEGUN = RecoveryAttempt(RecoveryStep.RESET, "b", 1, 1.0)
-RECORDS = {
-    "no step": (RecoveryRecord(), False),
-    "a step that has ended": (RecoveryRecord((BEGUN, replace(BEGUN, closed=True))), False),
-    "a step that has not ended": (RecoveryRecord((replace(BEGUN, closed=True), BEGUN)), True),
-    "a slot": (RecoveryRecord(slot=RecoveryStep.RELOAD), True),
-}
 
 
-@pytest.mark.parametrize("name", RECORDS)
-def test_the_record_shows_without_a_process_whether_a_step_has_not_ended(files: Host, name: str) -> None:
-    record, is_begun = RECORDS[name]
-    files.recovery().keep(record)
-    assert _recoverer(files).is_begun() is is_begun
-
-
-@pytest.mark.parametrize("text", [None, "", "{", "[]", "7", '{"attempts": 1}', '{"attempts": [1]}', "[" * 9_999])
-def test_a_record_without_sense_shows_no_step(files: Host, text: str | None) -> None:
-    if text is not None:
-        files.put(BY_MINOR.paths.recovery_record, text)
-    assert not _recoverer(files).is_begun()
-
-
-def _recoverer(files: Host) -> ChildRecoverer:
-    process = TaskProcess(Supervisor(LoopClock()), (), lambda _: b"")
-    return ChildRecoverer(process, 1.0, files.roots.files(), BY_MINOR.paths.recovery_record)
-
-
-def test_one_recovery_or_run_has_the_host(files: Host) -> None:
-    host = files.recovery()
-    with host.alone() as is_alone, files.recovery().alone() as is_second:
-        assert (is_alone, is_second) == (True, False)
-    with WorkLock(files.roots.files(), BY_MINOR.paths.work_lock).working(FakeClock(), 1.0), host.alone() as is_alone:
-        assert not is_alone
+def test_the_record_shows_without_a_process_whether_a_step_has_not_ended(files: Host) -> None:
+    process, path = TaskProcess(Supervisor(LoopClock()), (), lambda _: b""), BY_MINOR.paths.recovery_record
+    recoverer = ChildRecoverer(process, 1.0, files.roots.files(), path)
+    assert not recoverer.is_begun()
+    ended = replace(BEGUN, closed=True)
+    for record, is_begun in (
+        (RecoveryRecord(), False),
+        (RecoveryRecord((BEGUN, ended)), False),
+        (RecoveryRecord((ended, BEGUN)), True),
+        (RecoveryRecord(slot=RecoveryStep.RELOAD), True),
+    ):
+        files.recovery().keep(record)
+        assert recoverer.is_begun() is is_begun
+    for text in ("", "{", "[]", "7", '{"attempts": 1}', '{"attempts": [1]}', "[" * 9_999):
+        files.put(path, text)
+        assert not recoverer.is_begun(), text
