@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -10,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from driver_manager.adapters.host import reboot as host_reboot
-from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock
-from driver_manager.adapters.host.holders import in_host
+from driver_manager.adapters.host.files import HostFiles, WorkLock
 from driver_manager.adapters.host.reboot import HostRebooter
 from driver_manager.adapters.host.system import read_host
 from driver_manager.adapters.process.tools import Result
@@ -23,9 +23,11 @@ from driver_manager.sandbox.host import HostTree
 from tests.support.fakes.builders import ASCEND
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.host_documents import roots_of
+from tests.support.fakes.host_folders import failing
 
 PATHS = ASCEND.paths
 ROOT = "/var/lib/Ascend/driver"
+Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture
@@ -35,11 +37,6 @@ def tree(tmp_path: Path) -> HostTree:
     made.build()
     made.add_driver(ROOT, "25.5.0")
     return made
-
-
-@pytest.fixture
-def roots(tree: HostTree) -> HostRoots:
-    return roots_of(tree.root)
 
 
 def host(tree: HostTree, *command: str, profile: Profile = ASCEND, clock: FakeClock | None = None) -> HostRebooter:
@@ -53,23 +50,17 @@ def put(tree: HostTree, path: str, content: str | bytes = "") -> Path:
     return target
 
 
-# marker and record
-
-
-def test_one_look_tells_boot_uptime_and_marker(tree: HostTree) -> None:
+def test_one_look_tells_boot_uptime_and_marker_and_no_uptime_is_an_error(tree: HostTree) -> None:
     put(tree, "/proc/uptime", "123.45 600.00\n")
     look = host(tree).look()
     assert (look.boot_id, look.uptime_s, look.marker, look.marker_problem) == (tree.boot_id, 123.45, None, "")
     marker = Marker("recovery", tree.boot_id, evidence=("wedged",))
     put(tree, PATHS.reboot_marker, encode_marker(marker))
     assert host(tree).look().marker == marker
-
-
-@pytest.mark.parametrize("text", ["", "soon", "1e", "\xff", "inf", "nan", "-5"])
-def test_a_host_without_an_uptime_is_an_error_with_its_path(tree: HostTree, text: str) -> None:
-    put(tree, "/proc/uptime", text)
-    with pytest.raises(ConfigError, match="uptime"):
-        host(tree).look()
+    for text in ("", "soon", "1e", "\xff", "inf", "nan", "-5"):
+        put(tree, "/proc/uptime", text)
+        with pytest.raises(ConfigError, match="uptime"):
+            host(tree).look()
 
 
 def test_a_marker_of_100_mb_and_a_pipe_in_its_place_are_problems_and_not_waited_for(tree: HostTree) -> None:
@@ -91,7 +82,7 @@ def test_the_record_is_kept_as_a_line_of_json_inside_the_host_and_read_again(tre
     host(tree).keep(record)
     assert host(tree).record() == record
     assert list((tmp_path / "outside").iterdir()) == []
-    path = HostFiles(tree.root, tree.root / "proc").path(PATHS.rebooter_record)
+    path = roots_of(tree.root).files().path(PATHS.rebooter_record)
     (line,) = path.read_text().splitlines()
     assert json.loads(line)["schema"] == 1
     path.write_text("garbage")
@@ -115,8 +106,9 @@ def test_a_record_that_another_process_has_replaced_is_not_overwritten(tree: Hos
         host(tree).keep(seen, theirs)
 
 
-def test_a_run_reads_from_the_rebooters_record_which_reboot_was_granted(tree: HostTree, roots: HostRoots) -> None:
+def test_a_run_reads_from_the_rebooters_record_which_reboot_was_granted(tree: HostTree) -> None:
     granted = Pending(RebootRequest(tree.boot_id, "upgrade"), "uid", 100)
+    roots = roots_of(tree.root)
     other_boot = replace(granted, request=RebootRequest("boot-0", "upgrade"))
     assert read_host(roots, ASCEND, "", None, loads=False).granted_reboot == ""
     for pending, reason in ((granted, "upgrade"), (replace(granted, started_s=0), ""), (other_boot, ""), (None, "")):
@@ -137,26 +129,18 @@ def test_only_the_marker_that_was_seen_is_removed(tree: HostTree) -> None:
             assert not target.exists()
 
 
-def test_a_marker_that_cannot_be_removed_is_named(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    put(tree, PATHS.reboot_marker, "upgrade")
-    monkeypatch.setattr(HostFiles, "remove", refuse)
-    with pytest.raises(ModuleFailed, match="reboot-required"):
-        host(tree).remove_marker(Marker("upgrade", ""))
-
-
-def test_no_marker_is_removed_while_somebody_works_on_the_driver(tree: HostTree, roots: HostRoots) -> None:
+def test_no_marker_is_removed_during_work_on_the_driver_and_one_that_cannot_be_is_named(
+    tree: HostTree, monkeypatch: Patch
+) -> None:
     seen = Marker("recovery", "an earlier boot")
     target = put(tree, PATHS.reboot_marker, encode_marker(seen))
-    lock = WorkLock(roots.files(), PATHS.work_lock)
+    lock = WorkLock(roots_of(tree.root).files(), PATHS.work_lock)
     with lock.working(FakeClock(), 1.0), pytest.raises(ModuleFailed, match="another run is working on the driver"):
         host(tree).remove_marker(seen)
     assert target.exists()
-
-
-# driver, machine, evidence
+    monkeypatch.setattr(HostFiles, "remove", failing(errno.EROFS))
+    with pytest.raises(ModuleFailed, match="reboot-required"):
+        host(tree).remove_marker(seen)
 
 
 def test_the_driver_is_ready_once_it_is_loaded_and_has_made_its_device(tree: HostTree) -> None:
@@ -186,38 +170,32 @@ def test_evidence_has_the_probes_last_words_the_holders_and_the_kernels(tree: Ho
     put(tree, "/dev/kmsg", b"6,1,5,-;chip is wedged\n SUBSYSTEM=pci\n")
     put(tree, PATHS.reboot_marker, encode_marker(Marker("recovery", tree.boot_id, evidence=("ret=4 \udcff",))))
     marker = host(tree).look().marker
-    assert marker is not None
-    host(tree).save_evidence("1700000000-recovery", marker.evidence)
+    host(tree).save_evidence("1700000000-recovery", marker.evidence if marker else ())
     saved = tree.root / PATHS.reboot_evidence.lstrip("/") / "1700000000-recovery.txt"
     for words in ("ret=4 ?", "chip is wedged", "processes that use the device:"):
         assert words in saved.read_text()
     assert saved.stat().st_mode & 0o777 == 0o600
 
 
-# the reboot
-
-
-@pytest.mark.parametrize(
-    ("command", "problem", "is_refused"),
-    [
-        (("touch", "ran"), "", False),
+def test_the_reboot_command_is_run_as_words_and_one_that_ends_with_a_status_was_refused(
+    tree: HostTree, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tree.root)
+    rows: tuple[tuple[tuple[str, ...], str, bool], ...] = (
         (("no-such-command",), "not found", True),
         (("sh", "-c", "exit 1"), " ", True),
         (("sh", "-c", "exit 126"), " ", True),
         (("sh", "-c", "kill -9 $$"), " ", False),  # it may have told
+        (("touch", "ran"), "", False),
         (("sleep", "60"), "timed out after", False),
-    ],
-)
-def test_the_reboot_command_is_run_as_words_and_one_that_ends_with_a_status_was_refused(
-    tree: HostTree, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], problem: str, is_refused: bool
-) -> None:
-    monkeypatch.chdir(tree.root)
-    if command[0] == "sleep":
-        monkeypatch.setattr(host_reboot, "COMMAND_TIMEOUT_S", 0.2)
-    answer = host(tree, *command).reboot()
-    assert (bool(answer.problem), problem in answer.problem) == (bool(problem), True)
-    assert answer.is_refused is is_refused
-    assert (tree.root / "ran").exists() is (command[0] == "touch")
+    )
+    for command, problem, is_refused in rows:
+        assert (tree.root / "ran").exists() is (command[0] == "sleep")
+        if command[0] == "sleep":
+            monkeypatch.setattr(host_reboot, "COMMAND_TIMEOUT_S", 0.2)
+        answer = host(tree, *command).reboot()
+        assert (bool(answer.problem), problem in answer.problem) == (bool(problem), True)
+        assert answer.is_refused is is_refused
 
 
 def away(tree: HostTree) -> HostTree:
@@ -227,9 +205,9 @@ def away(tree: HostTree) -> HostTree:
     return tree
 
 
-@pytest.mark.parametrize(
-    ("program", "at", "status", "err", "why"),
-    [
+def test_a_host_without_the_program_is_named_before_a_reboot_is_granted(tree: HostTree, monkeypatch: Patch) -> None:
+    assert host(tree).why_no_way_in() == "", "a host whose namespaces are ours needs no way in"
+    for program, at, status, err, why in (
         ("systemctl", "/usr/bin/systemctl", 0, "", ""),
         ("systemctl", "/run/current-system/sw/bin/systemctl", 0, "", ""),
         ("/sbin/reboot", "/sbin/reboot", 0, "", ""),
@@ -237,21 +215,15 @@ def away(tree: HostTree) -> HostTree:
         ("/sbin/reboot", "/usr/bin/reboot", 0, "", "the host has no /sbin/reboot to reboot with"),
         ("true", "/bin/true", 1, "nsenter: reassociate to namespace 'ns/pid' failed", "needs hostPID"),
         ("true", "/usr/bin/true", 1, "nsenter: failed to execute true: No such file or directory", ""),
-    ],
-)
-def test_a_host_without_the_program_is_named_before_a_reboot_is_granted(
-    tree: HostTree, monkeypatch: pytest.MonkeyPatch, program: str, at: str, status: int, err: str, why: str
-) -> None:
-    assert host(tree).why_no_way_in() == "", "a host whose namespaces are ours needs no way in"
-    put(away(tree), at)
-    monkeypatch.setattr(host_reboot, "run", lambda *_, **__: Result(status, "", err))
-    found = host(tree, program, "reboot").why_no_way_in()
-    assert (bool(found), why in found) == (bool(why), True)
+    ):
+        path, result = put(away(tree), at), Result(status, "", err)
+        monkeypatch.setattr(host_reboot, "run", lambda *_, result=result, **__: result)
+        found = host(tree, program, "reboot").why_no_way_in()
+        path.unlink()
+        assert (bool(found), why in found) == (bool(why), True)
 
 
-def test_the_reboot_command_runs_in_all_namespaces_of_the_host_with_its_programs(
-    tree: HostTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reboot_command_runs_in_all_namespaces_with_the_hosts_programs(tree: HostTree, monkeypatch: Patch) -> None:
     ran: list[tuple[list[str], str]] = []
     result = Result(0, "", "")
 
@@ -270,11 +242,6 @@ def test_the_reboot_command_runs_in_all_namespaces_of_the_host_with_its_programs
     assert (answer.is_refused, "the host has no systemctl" in answer.problem) == (True, True)
 
 
-def test_where_the_hosts_first_process_is_in_our_namespaces_none_is_entered(tmp_path: Path) -> None:
-    (tmp_path / "1").symlink_to("/proc/self")
-    assert in_host(tmp_path) == []
-
-
 def test_sysrq_syncs_remounts_and_reboots_in_this_order(tree: HostTree) -> None:
     with pytest.raises(ModuleFailed, match="sysrq-trigger"):
         host(tree).force_reboot()
@@ -285,56 +252,49 @@ def test_sysrq_syncs_remounts_and_reboots_in_this_order(tree: HostTree) -> None:
     assert written == ["s", "u", "b"]
 
 
+INHIBITOR = "run/systemd/inhibit/7"
 KUBELET = "# This is private data. Do not parse.\nWHAT=shutdown\nMODE=delay\nUID=0\nWHO=kubelet\n"
+CONF = "systemd/logind.conf"
 
 
-@pytest.mark.parametrize(
-    ("files", "delay_s"),
-    [
+def test_a_shutdown_may_be_delayed_as_long_as_logind_allows_whom_it_lets_delay_it(tree: HostTree) -> None:
+    rows: tuple[tuple[dict[str, str], float], ...] = (
         ({}, 0),
-        ({"run/systemd/inhibit/1": KUBELET}, 5),
-        ({"run/systemd/inhibit/1": KUBELET.replace("delay", "block")}, 0),
-        ({"run/systemd/inhibit/1": KUBELET.replace("shutdown", "sleep:idle")}, 0),
-        ({"run/systemd/inhibit/1": KUBELET.replace("shutdown", "sleep:shutdown")}, 5),
-        ({"run/systemd/inhibit/1.ref": KUBELET}, 0),
-        ({"etc/systemd/logind.conf.d/99-kubelet.conf": "[Login]\nInhibitDelayMaxSec=600\n"}, 0),
-        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec = 10min\n"}, 600),
+        ({INHIBITOR: KUBELET}, 5),
+        ({INHIBITOR: KUBELET.replace("delay", "block")}, 0),
+        ({INHIBITOR: KUBELET.replace("shutdown", "sleep:idle")}, 0),
+        ({INHIBITOR: KUBELET.replace("shutdown", "sleep:shutdown")}, 5),
+        ({f"{INHIBITOR}.ref": KUBELET}, 0),
+        ({f"etc/{CONF}.d/99-kubelet.conf": "[Login]\nInhibitDelayMaxSec=600\n"}, 0),
         (
             {
-                "run/systemd/inhibit/7": KUBELET,
-                "etc/systemd/logind.conf": "#InhibitDelayMaxSec=1h\nInhibitDelayMaxSec=30\n",
-                "usr/lib/systemd/logind.conf.d/99-kubelet.conf": "InhibitDelayMaxSec=1h\n",
-                "etc/systemd/logind.conf.d/99-kubelet.conf": "[Login]\nInhibitDelayMaxSec=2min 30s\n",
-                "etc/systemd/logind.conf.d/10-other.conf": "InhibitDelayMaxSec=900\n",
+                INHIBITOR: KUBELET,
+                f"etc/{CONF}": "#InhibitDelayMaxSec=1h\nInhibitDelayMaxSec=30\n",
+                f"usr/lib/{CONF}.d/99-kubelet.conf": "InhibitDelayMaxSec=1h\n",
+                f"etc/{CONF}.d/99-kubelet.conf": "[Login]\nInhibitDelayMaxSec=2min 30s\n",
+                f"etc/{CONF}.d/10-other.conf": "InhibitDelayMaxSec=900\n",
             },
             150,
         ),
-        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=infinity\n"}, 3600),
-        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=7 parsecs\n"}, 3600),
-        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=\n"}, 5),
-        (
-            {
-                "run/systemd/inhibit/7": KUBELET,
-                "etc/systemd/logind.conf": "InhibitDelayMaxSec=\nKillUserProcesses=no\n",
-            },
-            5,
+        *(
+            ({INHIBITOR: KUBELET, f"etc/{CONF}": f"InhibitDelayMaxSec{text}\n"}, delay_s)
+            for text, delay_s in (
+                *((" = 10min", 600), ("=infinity", 3600), ("=7 parsecs", 3600), ("=", 5)),
+                *(("=\nKillUserProcesses=no", 5), ("=2M", 3600), ("=2m", 120), ("=500us", 0.0005)),
+            )
         ),
-        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=2M\n"}, 3600),
-        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=2m\n"}, 120),
-        ({"run/systemd/inhibit/7": KUBELET, "etc/systemd/logind.conf": "InhibitDelayMaxSec=500us\n"}, 0.0005),
         (
             {
-                "run/systemd/inhibit/7": KUBELET,
-                "usr/lib/systemd/logind.conf.d/50-x.conf": "InhibitDelayMaxSec=20\n",
-                "usr/local/lib/systemd/logind.conf.d/50-x.conf": "InhibitDelayMaxSec=40\n",
+                INHIBITOR: KUBELET,
+                f"usr/lib/{CONF}.d/50-x.conf": "InhibitDelayMaxSec=20\n",
+                f"usr/local/lib/{CONF}.d/50-x.conf": "InhibitDelayMaxSec=40\n",
             },
             40,
         ),
-    ],
-)
-def test_a_shutdown_may_be_delayed_as_long_as_logind_allows_whom_it_lets_delay_it(
-    tree: HostTree, files: dict[str, str], delay_s: float
-) -> None:
-    for path, text in files.items():
-        tree.write(path, text)
-    assert host(tree).shutdown_delay_s() == delay_s
+    )
+    for files, delay_s in rows:
+        for path, text in files.items():
+            tree.write(path, text)
+        assert host(tree).shutdown_delay_s() == delay_s, files
+        for path in files:
+            (tree.root / path).unlink()
