@@ -24,6 +24,7 @@ from tests.support.fakes.host_folders import KERNEL, Tree
 
 HAS_AUDIO = replace(PROFILE, passthrough=Passthrough(auxiliary=("0403",)))
 ONE, NEXT, TWO = "0000:c1:00.0", "0000:c1:00.1", "0000:c2:00.0"
+Patch = pytest.MonkeyPatch
 POD = "11111111-2222-3333-4444-555555555555"
 
 
@@ -60,9 +61,7 @@ def test_functions_are_read_with_driver_group_nodes_and_virtual_ones(tree: PciTr
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_a_device_that_is_stuck_between_two_drivers_holds_nobody_who_looks(
-    tree: PciTree, host: Tree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_is_stuck_between_drivers_stops_no_look(tree: PciTree, host: Tree, monkeypatch: Patch) -> None:
     monkeypatch.setattr(pci_bus, "STALL_S", 3.0)
     for group, address in (("1", ONE), ("2", TWO)):
         tree.add(address, group=group, override="vfio-pci")
@@ -84,41 +83,35 @@ def test_functions_of_a_devices_slot_go_along_if_they_are_of_the_profiles_classe
     assert [str(one) for one in found.in_the_way("7")] == ["0000:c1:00.2 (driver nvme, IOMMU group 7)"]
 
 
-@pytest.mark.parametrize(
-    ("name", "bind", "device", "console"),
-    [
+def test_the_console_is_on_the_device_of_the_first_framebuffer_if_it_uses_one(tree: PciTree, host: Tree) -> None:
+    """Documentation/fb/fbcon: a server's own display often is fb0, and an accelerator's fb1."""
+    tree.add(ONE, group="7")
+    for number in (0, 1):
+        (host.root / f"sys/class/graphics/fb{number}").mkdir(parents=True)
+        (host.root / f"sys/class/graphics/fb{number}/device").symlink_to(f"../../../{ONE}")
+    first = host.root / "sys/class/graphics/fb0/device"
+    for name, bind, device, console in (
         ("(M) frame buffer device", "1", ONE, "fb0"),
         ("(M) frame buffer device", "0", ONE, ""),
         ("(S) dummy device", "1", ONE, ""),
         ("(M) frame buffer device", "1", TWO, ""),
-    ],
-)
-def test_the_console_is_on_the_device_of_the_first_framebuffer_if_it_uses_one(
-    tree: PciTree, host: Tree, name: str, bind: str, device: str, console: str
-) -> None:
-    """Documentation/fb/fbcon: a server's own display often is fb0, and an accelerator's fb1."""
-    tree.add(ONE, group="7")
-    host.put("/sys/class/vtconsole/vtcon1/name", f"{name}\n")
-    host.put("/sys/class/vtconsole/vtcon1/bind", f"{bind}\n")
-    for number, address in enumerate((device, ONE)):
-        folder = host.root / f"sys/class/graphics/fb{number}"
-        folder.mkdir(parents=True)
-        (folder / "device").symlink_to(f"../../../{address}")
-    assert bus(host).functions[0].console == console
+    ):
+        host.put("/sys/class/vtconsole/vtcon1/name", f"{name}\n")
+        host.put("/sys/class/vtconsole/vtcon1/bind", f"{bind}\n")
+        first.unlink()
+        first.symlink_to(f"../../../{device}")
+        assert bus(host).functions[0].console == console
 
 
 PLAIN = "alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci\n"
 CLOSE = "alias vfio_pci:v00001EFFd00001120sv*sd*bc*sc*i* rebellions_vfio_pci\n"
 CLOSER = "alias vfio_pci:v00001EFFd00001120sv*sd*bc12sc*i* closer_vfio_pci\n"
-OTHER = (
-    "alias vfio_pci:v000010DEd*sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci\nalias pci:v00001EFFd*sv*sd*bc*sc*i* rebellions\n"
-)
+OTHER = "alias vfio_pci:v000010DEd*sv*sd*bc*sc*i* nvgrace_vfio_pci\nalias pci:v00001EFFd*sv*sd*bc*sc*i* rebellions\n"
 LIST = "kernel/drivers/vfio/pci/vfio-pci.ko: kernel/drivers/vfio/vfio.ko\n"
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "best"),
-    [
+def test_the_best_module_names_the_function_most_closely_and_once_loaded_its_driver(tmp_path: Path) -> None:
+    rows = (
         ("modules.alias", PLAIN + OTHER, ("vfio_pci", "vfio-pci")),
         ("modules.alias", PLAIN + CLOSE + OTHER, ("rebellions_vfio_pci", "rebellions-vfio")),
         ("modules.alias", CLOSER + CLOSE + PLAIN, ("closer_vfio_pci", "closer_vfio_pci")),
@@ -127,20 +120,15 @@ LIST = "kernel/drivers/vfio/pci/vfio-pci.ko: kernel/drivers/vfio/vfio.ko\n"
         # A kernel without such aliases may have the plain module.
         ("modules.dep", LIST, ("vfio_pci", "vfio-pci")),
         ("modules.builtin", LIST, ("vfio_pci", "vfio-pci")),
-    ],
-)
-def test_the_best_module_names_the_function_most_closely_and_once_loaded_its_driver(
-    tree: PciTree, host: Tree, file: str, text: str, best: tuple[str, str]
-) -> None:
-    tree.add(ONE, group="7")
-    (host.root / "sys/module/rebellions_vfio_pci/drivers/pci:rebellions-vfio").mkdir(parents=True)
-    assert bus(host, picks_vfio=True).functions[0].vfio_module == ""
-    host.put(f"/lib/modules/{KERNEL}/{file}", text)
-    (one,) = bus(host, picks_vfio=True).functions
-    assert (one.vfio_module, one.vfio_driver) == best
-
-
-# writes
+    )
+    for number, (file, text, best) in enumerate(rows):
+        host = Tree(tmp_path / str(number))
+        PciTree(host.root, "").add(ONE, group="7")
+        (host.root / "sys/module/rebellions_vfio_pci/drivers/pci:rebellions-vfio").mkdir(parents=True)
+        assert bus(host, picks_vfio=True).functions[0].vfio_module == ""
+        host.put(f"/lib/modules/{KERNEL}/{file}", text)
+        (one,) = bus(host, picks_vfio=True).functions
+        assert (one.vfio_module, one.vfio_driver) == best, f"row {number}"
 
 
 @pytest.fixture
@@ -154,26 +142,14 @@ def kernel(tree: PciTree, host: Tree) -> Iterator[PciTree]:
 
 
 @pytest.fixture
-def loaded() -> list[str]:
-    return []
+def port(host: Tree) -> LinuxPciDevices:
+    return LinuxPciDevices(host.roots, PROFILE, SystemClock(), lambda name, _: (host.root / name).mkdir())
 
 
-@pytest.fixture
-def port(host: Tree, loaded: list[str]) -> LinuxPciDevices:
-    return LinuxPciDevices(host.roots, PROFILE, SystemClock(), lambda name, _: loaded.append(name))
-
-
-def test_what_is_written_is_what_the_kernel_is_told(kernel: PciTree, port: LinuxPciDevices, loaded: list[str]) -> None:
-    for driver in ("vfio-pci", ""):
+def test_what_is_written_reaches_the_kernel(kernel: PciTree, host: Tree, port: LinuxPciDevices) -> None:
+    for driver in ("", "vfio-pci"):
         port.override(ONE, driver, soon())
         assert kernel.read(ONE, "driver_override") == driver
-    port.set_virtual(ONE, 0, soon())
-    assert kernel.read(ONE, "sriov_numvfs") == "0"
-    port.load("vfio_pci", soon())
-    assert loaded == ["vfio_pci"]
-
-
-def test_a_function_goes_from_one_driver_to_the_other_and_is_read_back(kernel: PciTree, port: LinuxPciDevices) -> None:
     for _ in range(2):
         port.unbind(ONE, soon())
         assert kernel.driver_of(ONE) == ""
@@ -181,13 +157,15 @@ def test_a_function_goes_from_one_driver_to_the_other_and_is_read_back(kernel: P
         port.bind(ONE, "vfio-pci", soon())
         assert kernel.driver_of(ONE) == "vfio-pci"
     assert [(one.driver, one.group) for one in port.bus().functions] == [("vfio-pci", "7")]
+    port.set_virtual(ONE, 0, soon())
+    assert kernel.read(ONE, "sriov_numvfs") == "0"
+    port.load("vfio_pci", soon())
+    assert (host.root / "vfio_pci").is_dir(), "what loads modules was called"
 
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_a_driver_that_does_not_take_the_function_is_no_success(
-    kernel: PciTree, host: Tree, port: LinuxPciDevices
-) -> None:
+def test_a_driver_that_does_not_take_it_is_no_success(kernel: PciTree, host: Tree, port: LinuxPciDevices) -> None:
     port.unbind(ONE, soon())
     (host.roots.sys / "module/vfio_pci").rmdir()
     port.probe(ONE, soon())
@@ -195,9 +173,7 @@ def test_a_driver_that_does_not_take_the_function_is_no_success(
         port.bind(ONE, "vfio-pci", soon())
 
 
-def test_what_the_kernel_refuses_is_told_with_its_words_and_no_file_is_made(
-    kernel: PciTree, host: Tree, port: LinuxPciDevices
-) -> None:
+def test_what_the_kernel_refuses_is_named_and_no_file_made(kernel: PciTree, host: Tree, port: LinuxPciDevices) -> None:
     kernel.add(TWO)
     for address in ("0000:c9:00.0", TWO):
         with pytest.raises(ModuleFailed, match=rf"cannot set {address} to 2 virtual function\(s\): .*No such file"):
@@ -220,7 +196,7 @@ def test_an_unbind_that_does_not_end_is_left_behind_at_its_deadline(
 
 
 def test_a_read_only_view_of_sysfs_is_written_through_another_one(
-    kernel: PciTree, host: Tree, port: LinuxPciDevices, monkeypatch: pytest.MonkeyPatch
+    kernel: PciTree, host: Tree, port: LinuxPciDevices, monkeypatch: Patch
 ) -> None:
     (host.roots.proc / "1/root").symlink_to(host.root)
     plain = os.open
@@ -237,9 +213,6 @@ def test_a_read_only_view_of_sysfs_is_written_through_another_one(
     with pytest.raises(ModuleFailed, match="No such file"):
         port.override(ONE, "", soon())
     assert kernel.read(ONE, "driver_override") == "other-vfio"
-
-
-# who has an IOMMU group open
 
 
 def process(host: Tree, pid: int, *words: str, group: str = "", cgroup: str = "0::/\n") -> None:
