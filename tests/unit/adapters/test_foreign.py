@@ -6,20 +6,18 @@ import os
 import struct
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.probe import Interpreted, foreign_command, interpreted, probe_command
 from driver_manager.domain.health.parsers import PARSERS, parse
 from driver_manager.domain.host import TIMED_OUT, Health
 from driver_manager.domain.profile import Probe
 from driver_manager.profiles import builtin
-from tests.support.fakes.health_world import GOOD, HealthWorld
+from tests.support.fakes.host_folders import Tree as Folders
 
 LOADERS = {
     "x86-64": "/lib64/ld-linux-x86-64.so.2",
@@ -44,27 +42,23 @@ def elf(loader: str = "", *, more: int = 2) -> bytes:
     return head + b"".join(headers) + loader.encode() + b"\0"
 
 
-class Tree:
+class Tree(Folders):
     """A host with a driver root."""
 
     def __init__(self, host: Path) -> None:
-        self.host = host
-        self.root = host / ROOT[1:]
-        self.root.mkdir(parents=True)
+        super().__init__(host)
+        self.driver = host / ROOT[1:]
+        self.driver.mkdir(parents=True)
 
-    def add(self, path: str, content: bytes = b"", *, on_host: bool = False) -> Path:
-        file = (self.host if on_host else self.root) / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-        file.chmod(0o755)
-        return file
+    def add(self, path: str, content: bytes = b"", *, on_host: bool = False) -> None:
+        self.put(path if on_host else f"{ROOT}/{path}", content).chmod(0o755)
 
-    def words(self, probe: Probe | None = None) -> list[str]:
+    def words(self) -> list[str]:
         """The probe's command, with the host's root as `H:` and the driver's as `D:`."""
-        wanted = probe or Probe("rbln-smi", ("-j",), library_dirs=("usr/lib/vendor",))
-        found = probe_command(HostFiles(self.host, self.host / "proc"), wanted, ROOT)
+        wanted = Probe("rbln-smi", ("-j",), library_dirs=("usr/lib/vendor",))
+        found = probe_command(self.roots.files(), wanted, ROOT)
         assert found is not None
-        return [word.replace(str(self.root), "D:").replace(str(self.host), "H:") for word in found.argv]
+        return [word.replace(str(self.driver), "D:").replace(str(self.root), "H:") for word in found.argv]
 
 
 @pytest.fixture
@@ -76,7 +70,7 @@ def tree(tmp_path: Path) -> Tree:
 def test_a_tool_is_run_by_the_loader_in_its_root_with_the_libraries_there(tree: Tree, loader: str) -> None:
     tree.add(TOOL, elf(loader))
     tree.add(loader)
-    (tree.root / "usr/lib64").mkdir(parents=True)
+    (tree.driver / "usr/lib64").mkdir(parents=True)
     words = tree.words()
     folder = loader.rpartition("/")[0]
     assert words[:3] == [f"D:{loader}", "--inhibit-cache", "--library-path"]
@@ -87,10 +81,10 @@ def test_a_tool_is_run_by_the_loader_in_its_root_with_the_libraries_there(tree: 
 
 def test_an_absolute_link_inside_the_root_stays_inside(tree: Tree) -> None:
     tree.add("usr/bin/real", elf(LOADERS["x86-64"]))
-    (tree.root / TOOL).symlink_to("/usr/bin/real")
+    (tree.driver / TOOL).symlink_to("/usr/bin/real")
     tree.add("usr/lib/ld-2.31.so")
-    (tree.root / "lib64").symlink_to("/usr/lib")
-    (tree.root / "usr/lib/ld-linux-x86-64.so.2").symlink_to("/usr/lib/ld-2.31.so")
+    (tree.driver / "lib64").symlink_to("/usr/lib")
+    (tree.driver / "usr/lib/ld-linux-x86-64.so.2").symlink_to("/usr/lib/ld-2.31.so")
     tree.add("usr/bin/real", b"the host's", on_host=True)
     words = tree.words()
     assert (words[0], words[4]) == ("D:/usr/lib/ld-2.31.so", "D:/usr/bin/real")
@@ -106,62 +100,43 @@ def test_a_driver_that_was_installed_on_the_host_runs_by_the_hosts_loader_or_as_
 SCRIPTS = ("#!/bin/absent", "#!", "#!/usr/bin/env -S sh -e", "#!/usr/bin/env absent", "#!/bin/me")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *(elf(), elf("")[:40], b"\x7fELF\x01\x01", b"", b"MZ", elf("/absent/ld.so"), elf(LOADERS["x86-64"], more=200)),
-        *(f"{line}\n".encode() for line in SCRIPTS),
-    ],
-)
-def test_what_has_no_loader_or_interpreter_of_its_own_is_left_to_the_kernel(tree: Tree, content: bytes) -> None:
-    tree.add(TOOL, content)
+def test_what_has_no_loader_or_interpreter_of_its_own_is_left_to_the_kernel(tree: Tree) -> None:
     tree.add(LOADERS["x86-64"])
     tree.add("bin/sh", elf(LOADERS["x86-64"]))
     tree.add("bin/me", b"#!/bin/me\n")
-    assert tree.words() == AS_IT_IS
+    for content in (
+        *(elf(), elf("")[:40], b"\x7fELF\x01\x01", b"", b"MZ", elf("/absent/ld.so"), elf(LOADERS["x86-64"], more=200)),
+        *(f"{line}\n".encode() for line in SCRIPTS),
+    ):
+        tree.add(TOOL, content)
+        assert tree.words() == AS_IT_IS, content
 
 
-def test_our_own_root_needs_no_loader_of_its_own_named(tmp_path: Path) -> None:
-    program = tmp_path / "tool"
-    program.write_bytes(elf(str(Path(sys.executable).resolve())))
-    assert foreign_command(program, (Path("/"),)) == (str(program),)
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [("#!/bin/sh", ["D:/bin/sh"]), ("#! /bin/sh -e -u ", ["D:/bin/sh", "-e -u"]), ("#!/usr/bin/env sh", ["D:/bin/sh"])],
-)
-def test_a_scripts_interpreter_is_looked_up_in_its_root_too(tree: Tree, line: str, words: list[str]) -> None:
-    tree.add(TOOL, f"{line}\nexit 0\n".encode())
+def test_a_scripts_interpreter_is_looked_up_in_its_root_too(tree: Tree) -> None:
     tree.add("bin/sh", elf(LOADERS["x86-64"]))
     tree.add(LOADERS["x86-64"])
-    assert tree.words()[4:] == [*words, f"D:/{TOOL}", "-j"]
-    assert tree.words()[0] == f"D:{LOADERS['x86-64']}"
+    for line, words in (("#!/bin/sh", ()), ("#! /bin/sh -e -u ", ("-e -u",)), ("#!/usr/bin/env sh", ())):
+        tree.add(TOOL, f"{line}\nexit 0\n".encode())
+        assert tree.words()[4:] == ["D:/bin/sh", *words, f"D:/{TOOL}", "-j"]
+        assert tree.words()[0] == f"D:{LOADERS['x86-64']}"
 
 
-@pytest.mark.parametrize(
-    ("name", "probe", "env"),
-    [
-        ("rebellions", {"library_dirs": ("usr/lib64",)}, {"LD_PRELOAD": "D:/usr/lib/librbln-ml.so"}),
-        (
-            "ascend",
-            {"tool": "rbln-smi", "search": ("usr/bin",)},
-            {"LD_LIBRARY_PATH": "D:/lib64/driver:D:/lib64/common"},
-        ),
-    ],
-)
-def test_the_vendors_environment_names_files_of_the_root(
-    tree: Tree, name: str, probe: dict[str, Any], env: dict[str, str]
-) -> None:
+def test_the_vendors_environment_names_files_of_the_root(tree: Tree) -> None:
     tree.add(TOOL, elf(LOADERS["x86-64"]))
-    (tree.root / "usr/lib").mkdir(parents=True)
-    (tree.root / "usr/lib64").symlink_to("/usr/lib")
+    (tree.driver / "usr/lib").mkdir(parents=True)
+    (tree.driver / "usr/lib64").symlink_to("/usr/lib")
     tree.add("usr/lib/librbln-ml.so")
-    shipped = builtin()[name].probe
-    assert shipped is not None
-    found = probe_command(HostFiles(tree.host, tree.host / "proc"), replace(shipped, **probe), ROOT)
-    assert found is not None
-    assert {key: text.replace(str(tree.root), "D:") for key, text in found.env.items()} == env
+    for name, env in (
+        ("rebellions", {"LD_PRELOAD": "D:/usr/lib/librbln-ml.so"}),
+        ("ascend", {"LD_LIBRARY_PATH": "D:/lib64/driver:D:/lib64/common"}),
+    ):
+        shipped = builtin()[name].probe
+        assert shipped is not None
+        folders = shipped.library_dirs if name == "ascend" else ("usr/lib64",)
+        probe = replace(shipped, tool="rbln-smi", search=("usr/bin",), library_dirs=folders)
+        found = probe_command(tree.roots.files(), probe, ROOT)
+        assert found is not None
+        assert {key: text.replace(str(tree.driver), "D:") for key, text in found.env.items()} == env
 
 
 @given(st.binary(max_size=400), st.sampled_from([b"", b"#!", b"\x7fELF\x02\x01", elf("/lib/ld.so")[:40], elf("/l")]))
@@ -172,20 +147,20 @@ def test_no_head_breaks_the_reading(tmp_path_factory: pytest.TempPathFactory, ta
     assert foreign_command(file, (tmp_path_factory.getbasetemp(),))[-1] == str(file)
 
 
-def test_a_fifo_or_a_folder_in_the_tools_place_holds_nobody(tmp_path: Path) -> None:
+def test_a_fifo_or_a_folder_in_the_tools_place_stops_nothing_and_our_own_root_needs_no_loader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    assert Path(interpreted(Path(sys.executable)).loader).exists(), "this interpreter's own head names one"
+    own = Path(sys.executable).resolve()
+    assert Path(interpreted(own).loader).exists(), "this interpreter's own head names one"
     assert interpreted(tmp_path / "fifo") == Interpreted() == interpreted(tmp_path) == interpreted(tmp_path / "absent")
+    (tmp_path / "tool").write_bytes(elf(str(own)))
+    assert foreign_command(tmp_path / "tool", (Path("/"),)) == (str(tmp_path / "tool"),)
 
 
 # what the loader says is no word on the devices
 
 SAID = {
     "newer symbol": (1, "rbln-smi: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by x)"),
-    "library": (
-        127,
-        "rbln-smi: error while loading shared libraries: libX.so: cannot open shared object file: No such file",
-    ),
+    "library": (127, "x: error while loading shared libraries: libX.so: cannot open shared object file: No such file"),
     "private": (127, "x: symbol lookup error: libc.so.6: undefined symbol: _dl_x, version GLIBC_PRIVATE"),
     "inconsistent": (127, "Inconsistency detected by ld.so: dl-call-libc-early-init.c: 37: Assertion failed!"),
     "aborted": (-6, "FATAL: kernel too old"),
@@ -199,12 +174,9 @@ SAID = {
 
 @pytest.mark.parametrize(("status", "err"), SAID.values(), ids=SAID)
 def test_a_tool_that_its_loader_refuses_is_unknown(status: int, err: str) -> None:
-    found = {
-        name: parse(Probe("x", parser=name), status, "", err.splitlines()[-1], ("0000:01:00.0",), err=err)
-        for name in PARSERS
-    }
-    wanted = dict.fromkeys(PARSERS, (Health.UNKNOWN, True, True))
-    assert {name: (one.health, one.is_tool_broken, bool(one.reason)) for name, one in found.items()} == wanted
+    for name in PARSERS:
+        found = parse(Probe("x", parser=name), status, "", err.splitlines()[-1], ("0000:01:00.0",), err=err)
+        assert (found.health, found.is_tool_broken, bool(found.reason)) == (Health.UNKNOWN, True, True), name
 
 
 @pytest.mark.parametrize("parser", PARSERS)
@@ -213,11 +185,3 @@ def test_a_tool_that_worked_or_hung_is_believed_whatever_the_loader_remarked(par
     assert parse(Probe("x", parser=parser), TIMED_OUT, "", "no end", err=warning).health is Health.UNHEALTHY
     assert parse(Probe("x"), 0, "", "", err=warning).health is Health.HEALTHY
     assert parse(Probe("x"), 1, "", "ECC error", err="ECC error").health is Health.UNHEALTHY
-
-
-def test_health_watch_says_once_that_the_tool_cannot_work() -> None:
-    status, err = SAID["newer symbol"]
-    world = HealthWorld()
-    world.turns(GOOD, *[parse(Probe("x"), status, "", "", err=err)] * 5)
-    assert world.state == "healthy"
-    assert len([line for line in world.reporter.warnings if "GLIBC_2.38" in line]) == 1
