@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,41 +11,28 @@ from tests.support.fakes.host_folders import mountinfo
 ROOT = "/run/rbln/driver"
 
 
-def test_mounts_at_and_below_the_root_come_last_mounted_first() -> None:
+def test_mounts_at_and_below_the_root_come_last_mounted_first_and_what_a_later_one_hides_after_it() -> None:
     text = mountinfo("/", ROOT, f"{ROOT}/proc", f"{ROOT}/dev", f"{ROOT}/dev/shm", "/run")
     assert mount_points_below(text, ROOT) == (f"{ROOT}/dev/shm", f"{ROOT}/dev", f"{ROOT}/proc", ROOT)
-
-
-def test_what_a_later_mount_hides_comes_after_it() -> None:
     text = mountinfo(ROOT, f"{ROOT}/dev", f"{ROOT}/dev/shm", ROOT, f"{ROOT}/dev")
     assert mount_points_below(text, ROOT) == (f"{ROOT}/dev", ROOT, f"{ROOT}/dev/shm", f"{ROOT}/dev", ROOT)
-
-
-@pytest.mark.parametrize(
-    "point", ["/run/rbln", "/run/rbln/driver-old", "/run/rbln/driverx/a", "/", "/mnt/run/rbln/driver"]
-)
-def test_neighbours_and_parents_are_not_taken_off(point: str) -> None:
-    assert mount_points_below(mountinfo(point), ROOT) == ()
-
-
-@pytest.mark.parametrize(
-    ("written", "point"),
-    [
-        (r"/run/rbln/driver/with\040space", f"{ROOT}/with space"),
-        (r"/run/rbln/driver/tab\011", f"{ROOT}/tab\t"),
-        (r"/run/rbln/driver/line\012", f"{ROOT}/line\n"),
-        (r"/run/rbln/driver/back\134slash", f"{ROOT}/back\\slash"),
-        (r"/run/rbln/driver/hash\043", f"{ROOT}/hash#"),
-        (r"/run/rbln/driver/literal\134040", f"{ROOT}/literal\\040"),
-        ("/run/rbln/driver/é", f"{ROOT}/é"),
-    ],
-)
-def test_the_kernels_escapes_are_undone_once(written: str, point: str) -> None:
-    assert mount_points_below(mountinfo(written), ROOT) == (point,)
-
-
-def test_everything_is_below_the_hosts_root() -> None:
     assert set(mount_points_below(mountinfo("/", "/a"), "/")) == {"/", "/a"}
+    others = ("/run/rbln", "/run/rbln/driver-old", "/run/rbln/driverx/a", "/", "/mnt/run/rbln/driver")
+    assert mount_points_below(mountinfo(*others), ROOT) == (), "neighbours and parents"
+
+
+def test_the_kernels_escapes_are_undone_once() -> None:
+    points = {
+        r"with\040space": "with space",
+        r"tab\011": "tab\t",
+        r"line\012": "line\n",
+        r"back\134slash": "back\\slash",
+        r"hash\043": "hash#",
+        r"literal\134040": "literal\\040",
+        "é": "é",
+    }
+    for written, point in points.items():
+        assert mount_points_below(mountinfo(f"{ROOT}/{written}"), ROOT) == (f"{ROOT}/{point}",)
 
 
 @given(st.text())
@@ -60,9 +46,6 @@ def test_no_mount_is_taken_off_before_those_inside_it(tails: list[str]) -> None:
     assert sorted(found) == [ROOT + tail for tail in tails]
     for place, point in enumerate(found):
         assert not any(later.startswith(f"{point}/") for later in found[place + 1 :])
-
-
-# file systems
 
 
 def test_a_file_system_is_named_by_its_device_unless_it_is_mounted_elsewhere_too() -> None:
