@@ -23,20 +23,9 @@ from driver_manager.adapters.kube.objects import node_patch
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.cli.options import zone
+from driver_manager.core import fleet_ports
 from driver_manager.core.fleet.controller import FleetController, FleetPorts
-from driver_manager.core.fleet_ports import (
-    Change,
-    EventAbout,
-    FactKind,
-    Found,
-    Gone,
-    Item,
-    Leadership,
-    Listed,
-    Lost,
-    Seen,
-    Subject,
-)
+from driver_manager.core.fleet_ports import Change, FactKind, Found, Gone, Item, Leadership, Listed, Lost, Seen, Subject
 from driver_manager.domain.errors import ApiUnavailable, Conflict
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import PLURAL
@@ -62,6 +51,7 @@ STOP_S, START_S, READY_S = 2.0, 1.0, 20.0
 """Of a driver pod: to leave, until the next one is there, until that one is ready."""
 
 LOOKS_S = 6.0
+Edit = Callable[[Obj], Obj]
 
 
 @dataclass
@@ -113,18 +103,14 @@ class FleetScene:
             known = self.store.create("controllerrevisions", {"metadata": metadata, "data": data, "revision": number})
         elif known["revision"] < number - 1:
             self._change("controllerrevisions", known["metadata"]["name"], lambda one: one | {"revision": number})
-        self._count()
+        seen = {"observedGeneration": self.store.get("daemonsets", DRIVER, NAMESPACE)["metadata"]["generation"]}
+        self._change("daemonsets", DRIVER, lambda one: one | {"status": seen}, status=True)
         return str(known["metadata"]["labels"][REVISION_LABEL])
 
     def _owned(self, labels: Mapping[str, str], **name: str) -> Obj:
         uid = self.store.get("daemonsets", DRIVER, NAMESPACE)["metadata"]["uid"]
         owner = {"kind": "DaemonSet", "name": DRIVER, "uid": uid, "controller": True}
         return {**name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": [owner]}
-
-    def _count(self) -> None:
-        """As the controller shows the template that it has seen."""
-        generation = self.store.get("daemonsets", DRIVER, NAMESPACE)["metadata"]["generation"]
-        self._set_status("daemonsets", DRIVER, {"observedGeneration": generation})
 
     def revisions(self) -> list[Obj]:
         return self.store.list_objects("controllerrevisions")[0]
@@ -133,8 +119,8 @@ class FleetScene:
         return str(max(self.revisions(), key=lambda one: one["revision"])["metadata"]["labels"][REVISION_LABEL])
 
     def add_rollout(self, name: str = "driver", **spec: Any) -> None:
-        body = {"metadata": {"name": name, "namespace": NAMESPACE}, "spec": {"daemonSet": DRIVER, **spec}}
-        self.store.create(PLURAL, body)
+        metadata = {"name": name, "namespace": NAMESPACE}
+        self.store.create(PLURAL, {"metadata": metadata, "spec": {"daemonSet": DRIVER, **spec}})
 
     def edit_rollout(self, **spec: Any) -> None:
         self._change(PLURAL, DRIVER, lambda one: one | {"spec": one["spec"] | spec})
@@ -143,8 +129,7 @@ class FleetScene:
         return self.store.get(PLURAL, name, NAMESPACE)
 
     def is_complete(self, revision: str) -> bool:
-        status = self.rollout().get("status") or {}
-        return status.get("phase") == "Complete" and status["targetRevision"] == revision
+        return self.phase() == "Complete" and bool(self.rollout()["status"]["targetRevision"] == revision)
 
     def phase(self, name: str = "driver") -> str:
         return str((self.rollout(name).get("status") or {}).get("phase", ""))
@@ -177,9 +162,7 @@ class FleetScene:
 
     def _ended(self, pod: Obj, code: int, message: str) -> None:
         states = [{"name": "manager", "state": {"terminated": {"exitCode": code, "message": message}}}]
-        status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": states}
-        if self._is_there(pod):
-            self._set_status("pods", pod["metadata"]["name"], status)
+        self._set_pod(pod, {"phase": "Failed" if code else "Succeeded", "containerStatuses": states})
 
     def serving(self) -> dict[str, str]:
         return {node: pod["metadata"]["labels"][REVISION_LABEL] for node, pod in self.pods().items()}
@@ -202,16 +185,18 @@ class FleetScene:
     def catch_up(self) -> None:
         """All that kubelets and the DaemonSet controller have to do, at once, whoever deleted a pod."""
         for pod in self.store.list_objects("pods")[0]:
-            meta = pod["metadata"]
-            if "deletionTimestamp" in meta:
+            if "deletionTimestamp" in pod["metadata"]:
                 self.restarts[pod["spec"]["nodeName"], self.newest()] += 1
-                self.store.delete("pods", meta["name"], namespace=NAMESPACE, grace_s=0, uid=meta["uid"])
+                self._remove(pod)
         for node in {one["metadata"]["name"] for one in self.store.list_objects("nodes")[0]} - self.pods().keys():
             self._make_pod(node, is_ready=True)
 
-    def _end_pod(self, pod: Obj) -> None:
+    def _remove(self, pod: Obj) -> None:
         meta = pod["metadata"]
         self.store.delete("pods", meta["name"], namespace=NAMESPACE, grace_s=0, uid=meta["uid"])
+
+    def _end_pod(self, pod: Obj) -> None:
+        self._remove(pod)
         self.clock.after(START_S, lambda: self._make_pod(pod["spec"]["nodeName"]))
 
     def _make_pod(self, node: str, *, is_ready: bool = False) -> None:
@@ -225,26 +210,15 @@ class FleetScene:
     def _ready(self, pod: Obj, ready: str = "True") -> None:
         since = written_time(self.clock.wall())
         condition = {"type": "Ready", "status": ready, "lastTransitionTime": since}
-        status = {"phase": "Running", "conditions": [condition]}
-        if self._is_there(pod):
-            self._set_status("pods", pod["metadata"]["name"], status)
+        self._set_pod(pod, {"phase": "Running", "conditions": [condition]})
 
-    def _is_there(self, pod: Obj) -> bool:
-        return any(one["metadata"]["uid"] == pod["metadata"]["uid"] for one in self.store.list_objects("pods")[0])
+    def _set_pod(self, pod: Obj, status: Obj) -> None:
+        """The status of a pod, unless that is gone."""
+        if any(one["metadata"]["uid"] == pod["metadata"]["uid"] for one in self.store.list_objects("pods")[0]):
+            self._change("pods", pod["metadata"]["name"], lambda one: one | {"status": status}, status=True)
 
-    def _set_status(self, resource: str, name: str, status: Obj) -> None:
-        self._change(resource, name, lambda one: one | {"status": status}, status=True)
-
-    def _change(
-        self,
-        resource: str,
-        name: str,
-        change: Callable[[Obj], Obj],
-        *,
-        status: bool = False,
-        namespace: str = NAMESPACE,
-    ) -> None:
-        self.store.patch(resource, name, change, namespace=namespace, status=status)
+    def _change(self, resource: str, name: str, change: Edit, **where: Any) -> None:
+        self.store.patch(resource, name, change, **{"namespace": NAMESPACE, **where})
 
 
 NEVER = threading.Event()
@@ -310,21 +284,20 @@ class StoreFleet:
 
     def patch_node(self, name: str, change: NodeChange, resource_version: str) -> Item:
         body = node_patch(change, resource_version)
-        return self._patched("patch node", FactKind.NODES, name, lambda one: apply_merge_patch(one, body), namespace="")
+        return self._patched("patch node", FactKind.NODES, name, lambda one: apply_merge_patch(one, body), "")
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         with self._effect("delete pod", name):
             self.scene.delete_pod(namespace, name, uid)
 
     def create_pod(self, namespace: str, body: Mapping[str, Any]) -> Item | None:
-        made: Item | None = None
         with self._effect("create pod", body["metadata"]["name"]):
             try:
-                made = self._read[FactKind.TASK_PODS](self.scene.create_pod(dict(body)))
+                return self._read[FactKind.TASK_PODS](self.scene.create_pod(dict(body)))
             except ApiError as error:
                 if error.code != 409:
                     raise
-        return made
+        return None
 
     def set_template(self, namespace: str, name: str, template: str, resource_version: str) -> Item:
         def change(one: Obj) -> Obj:
@@ -337,11 +310,9 @@ class StoreFleet:
 
     def patch_status(self, namespace: str, name: str, change: Mapping[str, Any], resource_version: str) -> Item:
         body = {"metadata": {"resourceVersion": resource_version}, "status": dict(change)}
-        return self._patched(
-            "patch status", FactKind.ROLLOUTS, name, lambda one: apply_merge_patch(one, body), is_status=True
-        )
+        return self._patched("patch status", FactKind.ROLLOUTS, name, lambda one: apply_merge_patch(one, body))
 
-    def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
+    def post_event(self, about: fleet_ports.EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
         with self._effect("post event", about.name):
             self.events.append((about.name, reason))
 
@@ -355,16 +326,8 @@ class StoreFleet:
             yield
             self.writes.append(f"{what} {name}")
 
-    def _patched(
-        self,
-        what: str,
-        kind: FactKind,
-        name: str,
-        change: Callable[[Obj], Obj],
-        *,
-        namespace: str = NAMESPACE,
-        is_status: bool = False,
-    ) -> Item:
+    def _patched(self, what: str, kind: FactKind, name: str, change: Edit, namespace: str = NAMESPACE) -> Item:
+        is_status = kind is FactKind.ROLLOUTS
         with self._effect(what, name):
             try:
                 body = self.scene.store.patch(PLURALS[kind], name, change, namespace=namespace, status=is_status)
@@ -394,7 +357,6 @@ class StoreFleet:
 UNAVAILABLE = ApiUnavailable("the API server gave no usable answer", "Check it.")
 """What an act meets whose answer is lost, or never came."""
 
-
 LIMIT_S = 3600.0
 """Of simulated time: a rollout of a few nodes is over long before."""
 
@@ -411,10 +373,11 @@ class FakeLeadership:
     asked: int = 0
     released: int = 0
     last_renewed_s: float | None = None
+    renews_s: float = 5.0
 
     @property
     def due_s(self) -> float:
-        return self.clock.monotonic() + 5.0
+        return self.clock.monotonic() + self.renews_s
 
     def hold(self) -> bool:
         if self.error is not None:
@@ -442,7 +405,8 @@ class ControllerRun:
     def __post_init__(self) -> None:
         self.cluster = self.cluster_type(self.scene, self.killer)
         self.reporter = RecordingReporter()
-        self.lead = self.leadership or FakeLeadership(self.scene.clock)
+        self.own_lead = FakeLeadership(self.scene.clock)
+        self.lead = self.leadership or self.own_lead
         ports = FleetPorts(self.cluster, self.lead, self.scene.clock, self.reporter)
         self.controller = FleetController(ports, NAMESPACE, self.profile, advance, self.reports.append)
 
@@ -480,8 +444,7 @@ def killed_again_and_again(scene: FleetScene, at: Callable[[int], tuple[int, boo
     """Controllers one after the other, each killed as `at` says of its number, until it is complete; how many died."""
     for number in range(200):
         killer = Killer()
-        planned = at(number)
-        if planned is not None:
+        if (planned := at(number)) is not None:
             killer.kill_at(planned[0], after=planned[1])
         try:
             ControllerRun(scene, killer).until_complete(revision)
@@ -531,7 +494,6 @@ def over_http(folder: Path, store: Store | None = None) -> Iterator[FleetOverHtt
     with ApiServer(store or Store(), tokens={"token": "controller"}) as server:
         port = urlsplit(server.url).port
         assert port is not None
-
         account = make_account(folder / "account", "token")
 
         def connect() -> Transport:
