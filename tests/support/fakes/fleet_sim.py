@@ -1,9 +1,9 @@
 """A fleet that lives by itself: the product's controller, and simulated actors around it, on one store and one clock.
 
-The actors are the DaemonSet controller, kubelets, a rebooter, an autoscaler with node repair, an operator that removes
-the state label, and a person. Each reacts to the store's changes after a delay, as the real ones do. A scenario is a
-function that gets a `Simulator`. Everything that changes in the store is a line of the trace, and after each change the
-limits of the rollout are checked (`Limits`).
+The actors are the DaemonSet controller, kubelets, a rebooter, an autoscaler with node repair, and an operator that
+removes the state label. Each reacts to the store's changes after a delay, as the real ones do. A scenario is a function
+that gets a `Simulator`, and does with it what a person does. Everything that changes in the store is a line of the
+trace, and after each change the limits of the rollout are checked (`Limits`).
 
 An `Order` decides what comes first of what may happen at nearly the same time: the default order has no chance in it.
 In others delays vary by half, and each watch of the controller shows its changes up to `LAG_S` late.
@@ -27,19 +27,9 @@ from driver_manager.adapters.kube.api import KubeApi
 from driver_manager.adapters.kube.fleet import readers
 from driver_manager.adapters.kube.leases import LeaseLeadership
 from driver_manager.cli.options import zone
-from driver_manager.core.fleet_ports import Change, EventAbout, Subject
-from driver_manager.domain.fleet.spec import (
-    APPROVED,
-    PLURAL,
-    RETRY,
-    UNDER_WAY_WORDS,
-    UNDO,
-    Amount,
-    NodeRecord,
-    Task,
-    UpgradeState,
-    decode_node_record,
-)
+from driver_manager.core.fleet_ports import Change, EventAbout, Leadership, Subject
+from driver_manager.domain.fleet import spec as records
+from driver_manager.domain.fleet.spec import PLURAL, RETRY, UNDER_WAY_WORDS, Amount, NodeRecord, Task, UpgradeState
 from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL
 from driver_manager.domain.journal import Journal, Owner, encode
 from driver_manager.domain.node import REVISION_LABEL
@@ -47,22 +37,10 @@ from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.decision import APPROVED as REBOOT_APPROVED
 from driver_manager.domain.text import parse_duration, several
 from driver_manager.domain.wire import written_time
-from driver_manager.sandbox.apiserver import ApiError, Event, Obj, ResourceKind, Store
+from driver_manager.sandbox.apiserver import ApiError, Event, Obj, ResourceKind, Store, apply_merge_patch
+from tests.support.fakes import fleet_scene
 from tests.support.fakes.builders import PROFILE, PROFILES
 from tests.support.fakes.clock import FakeClock
-from tests.support.fakes.fleet_scene import (
-    DRIVER,
-    LOOKS_S,
-    NAMESPACE,
-    NEVER,
-    READY_S,
-    START_S,
-    STOP_S,
-    ControllerRun,
-    FakeLeadership,
-    FleetScene,
-    StoreFleet,
-)
 from tests.support.fakes.killer import Killed, Killer
 from tests.support.fakes.lease_api import LeaseApi, LeaseServer
 
@@ -79,17 +57,13 @@ REPORT_S = 5.0
 MAX_TURNS = 1000
 """Turns of controllers at one moment; more are a loop."""
 
-SIM_PROFILE = replace(
-    PROFILE,
-    keys=replace(
-        PROFILE.keys,
-        approve_reboot="rebellions.ai/npu-driver-manager.approve-reboot",
-        reboot_in_progress="rebellions.ai/npu-driver-manager.reboot-in-progress",
-    ),
-)
+OURS = "rebellions.ai/npu-driver-manager"
+KEYS = replace(PROFILE.keys, approve_reboot=f"{OURS}.approve-reboot", reboot_in_progress=f"{OURS}.reboot-in-progress")
+SIM_PROFILE = replace(PROFILE, keys=KEYS)
 """A profile with all keys that a rollout reads."""
 
-KEYS = SIM_PROFILE.keys
+CORDON, UNCORDON = {"spec": {"unschedulable": True}}, {"spec": {"unschedulable": None}}
+SKIP = {"metadata": {"labels": {KEYS.skip: "true"}}}
 WATCHED = ("nodes", "pods", "daemonsets", PLURAL)
 
 
@@ -141,10 +115,10 @@ class SimStore(Store):
         return super()._commit(kind, change, old, new, dry_run=dry_run)
 
 
-class SimFleet(StoreFleet):
+class SimFleet(fleet_scene.StoreFleet):
     """The controller's port. Its watches are independent of each other. It never waits: the simulator has the clock."""
 
-    def __init__(self, scene: FleetScene, killer: Killer | None = None) -> None:
+    def __init__(self, scene: fleet_scene.FleetScene, killer: Killer | None = None) -> None:
         super().__init__(scene, killer)
         self._sim = cast("Simulator", scene)
         self._late: dict[Subject, deque[tuple[float, Change]]] = {}
@@ -185,23 +159,15 @@ class SimFleet(StoreFleet):
             self._sim.settle()
 
 
-class OnlyLeader(FakeLeadership):
-    """The only controller, which has to renew nothing."""
-
-    @property
-    def due_s(self) -> float:
-        return math.inf
-
-
 @dataclass
-class Process(ControllerRun):
+class Process(fleet_scene.ControllerRun):
     """One controller. `is_frozen`: it gets no processor time, as on a node that hangs. `is_told`: its death is."""
 
     name: str = "controller"
     is_frozen: bool = False
     has_begun: bool = False
     is_told: bool = False
-    cluster_type: ClassVar[type[StoreFleet]] = SimFleet
+    cluster_type: ClassVar[type[fleet_scene.StoreFleet]] = SimFleet
 
     @property
     def due_s(self) -> float:
@@ -239,28 +205,27 @@ class DaemonSetController(Actor):
         if event.resource == "daemonsets" and event.obj["spec"] != (event.previous or {}).get("spec"):
             self._later(OBSERVE_S, self._observe)
         elif event.resource == "nodes" and (event.type != "MODIFIED" or _place(event.obj) != _place(event.previous)):
-            self._later(START_S, lambda: self._reconcile(event.obj["metadata"]["name"]))
+            self._later(fleet_scene.START_S, lambda: self._reconcile(event.obj["metadata"]["name"]))
         elif event.resource == "pods" and event.type == "DELETED":
-            self._later(START_S, lambda: self._reconcile(_node_of(event.obj)))
+            self._later(fleet_scene.START_S, lambda: self._reconcile(_node_of(event.obj)))
 
     def admits(self, node: Obj) -> tuple[bool, bool]:
         """Whether the node gets a pod, and whether it keeps the one that it has."""
-        template = self._sim.objects["daemonsets"][DRIVER]["spec"]["template"]["spec"]
+        template = self._sim.objects["daemonsets"][fleet_scene.DRIVER]["spec"]["template"]["spec"]
         labels, taints = node["metadata"].get("labels", {}), (node.get("spec") or {}).get("taints", [])
         required = template.get("affinity", {}).get("nodeAffinity", {})
         terms = required.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms")
         if not template.get("nodeSelector", {}).items() <= labels.items():
             return False, False
-        if terms is not None and not any(
-            all(_holds(one, labels) for one in term["matchExpressions"]) for term in terms
-        ):
+        matches = (all(_holds(one, labels) for one in term["matchExpressions"]) for term in terms or ())
+        if terms is not None and not any(matches):
             return False, False
         tolerations = [*template.get("tolerations", []), *TOLERATED]
         left = {taint["effect"] for taint in taints if not any(_tolerates(one, taint) for one in tolerations)}
         return not left & {"NoSchedule", "NoExecute"}, "NoExecute" not in left
 
     def _observe(self) -> None:
-        FleetScene.observe(self._sim)
+        fleet_scene.FleetScene.observe(self._sim)
         for name in list(self._sim.nodes):
             self._reconcile(name)
 
@@ -314,18 +279,18 @@ class Kubelets(Actor):
         self.fates: dict[str, str] = {}
 
     def react(self, event: Event) -> None:
-        if event.resource == "pods" and event.type == "DELETED":
-            for clear in self._sim.pods_of(_node_of(event.obj), TASK_LABEL, Task.CLEAR.value):
-                self._after(REPORT_S, clear, self._end_task)
-        if event.resource != "pods" or event.type == "DELETED" or "nodeName" not in event.obj["spec"]:
-            return
         pod = event.obj
-        if event.type == "ADDED":
+        if event.resource != "pods":
+            return
+        if event.type == "DELETED":
+            for clear in self._sim.pods_of(_node_of(pod), TASK_LABEL, Task.CLEAR.value):
+                self._after(REPORT_S, clear, self._end_task)
+        elif event.type == "ADDED" and "nodeName" in pod["spec"]:
             task = pod["metadata"]["labels"].get(TASK_LABEL)
             follows = {None: self._start, Task.CLEAR.value: self._clear, Task.PREFLIGHT.value: self._end_task}
-            self._after(LOOKS_S if task else READY_S, pod, follows[task])
-        elif _is_deleted(event):
-            self._after(STOP_S, pod, self._sim.remove_pod)
+            self._after(fleet_scene.LOOKS_S if task else fleet_scene.READY_S, pod, follows[task])
+        elif _is_deleted(event) and "nodeName" in pod["spec"]:
+            self._after(fleet_scene.STOP_S, pod, self._sim.remove_pod)
 
     def fate(self, revision: str, node: str) -> str:
         return self.fates.get(f"{revision} {node}", self.fates.get(revision, "ready"))
@@ -359,8 +324,7 @@ class Kubelets(Actor):
         node, revision = pod["spec"]["nodeName"], pod["metadata"]["labels"][REVISION_LABEL]
         if "deletionTimestamp" in self._sim.pods_by_name[pod["metadata"]["name"]]["metadata"]:
             return
-        fate = self.fate(revision, node)
-        if fate == "ready":
+        if (fate := self.fate(revision, node)) == "ready":
             self.ready(pod)
         elif fate != "broken":
             self.reports(node, fate, f"driver of {revision}: {fate}")
@@ -368,7 +332,7 @@ class Kubelets(Actor):
     def _clear(self, pod: Obj) -> None:
         node, uid = self._sim.nodes[pod["spec"]["nodeName"]], pod["metadata"]["uid"]
         cleared = pod["metadata"]["labels"][TASK_REVISION_LABEL]
-        owner = Owner(pod=f"{NAMESPACE}/{pod['metadata']['name']}", pod_uid=uid)
+        owner = Owner(pod=f"{fleet_scene.NAMESPACE}/{pod['metadata']['name']}", pod_uid=uid)
         journal = Journal(owner=owner, boot_id=node["status"]["nodeInfo"]["bootID"], cleared=cleared)
         self._sim.note(node["metadata"]["name"], {KEYS.journal: encode(journal)})
 
@@ -488,64 +452,9 @@ class LabelOperator(Actor):
             self._sim.edit_node(name, {"metadata": {"labels": {KEYS.upgrade_state: self.word}}})
 
 
-class Person(Actor):
-    """What people do with kubectl and with the verbs of a rollout."""
-
-    def edits(self, **spec: Any) -> None:
-        self._sim.edit_rollout(**spec)
-
-    def asks(self, key: str, text: str) -> None:
-        """An annotation of the object, as `rollout approve`, `retry` and `undo` write it."""
-        self._sim._change(PLURAL, DRIVER, lambda one: _annotated(one, key, text))
-
-    def approves(self, wave: int) -> None:
-        self.asks(APPROVED, f"{self._sim.newest()}:{wave}")
-
-    def retries(self, node: str = "") -> None:
-        """A node, or the revision that failed."""
-        if node:
-            self._sim.note(node, {KEYS.upgrade_requested: "true"})
-        else:
-            self.asks(RETRY, self._sim.newest())
-
-    def undoes(self, to: str = "") -> None:
-        self.asks(UNDO, f"by-hand:{to}" if to else "by-hand")
-
-    def skips(self, node: str) -> None:
-        self._sim.edit_node(node, {"metadata": {"labels": {KEYS.skip: "true"}}})
-
-    def cordons(self, node: str, *, is_lifted: bool = False) -> None:
-        self._sim.edit_node(node, {"spec": {"unschedulable": None if is_lifted else True}})
-
-    def approves_reboot(self, node: str) -> None:
-        self._sim.note(node, {KEYS.approve_reboot: REBOOT_APPROVED})
-
-    def unplugs(self, node: str) -> None:
-        self._sim.set_ready(node, "False")
-
-    def replaces_rollout(self) -> None:
-        """`kubectl replace --force`: another object of the same name and spec."""
-        spec = self._sim.rollout()["spec"]
-        self.deletes_rollout()
-        self._sim.settle()
-        self._sim.add_rollout(**spec)
-
-    def deletes_rollout(self) -> None:
-        self._sim.store.delete(PLURAL, DRIVER, namespace=NAMESPACE)
-
-    def restarts_pod(self, node: str) -> None:
-        for pod in self._sim.pods_of(node):
-            self._sim.remove_pod(pod, None)
-
-
-def _annotated(one: Obj, key: str, text: str) -> Obj:
-    metadata = one["metadata"]
-    return one | {"metadata": metadata | {"annotations": metadata.get("annotations", {}) | {key: text}}}
-
-
 def _record(node: Obj | None) -> NodeRecord | None:
     text = node["metadata"].get("annotations", {}).get(KEYS.rollout) if node is not None else None
-    return decode_node_record(text) if text is not None else None
+    return records.decode_node_record(text) if text is not None else None
 
 
 def _node_of(pod: Obj) -> str:
@@ -611,13 +520,9 @@ class Limits:
             self._refuses_since_s.pop(name, None)
             return
         serves = any(_is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in self._sim.pods_of(name))
-        for since_s, holds in (
-            (
-                self._away_since_s,
-                not (serves and _is_ready(node)) or bool((node.get("spec") or {}).get("unschedulable")),
-            ),
-            (self._refuses_since_s, not self._sim.daemon_set.admits(node)[0]),
-        ):
+        is_away = not (serves and _is_ready(node)) or (node.get("spec") or {}).get("unschedulable")
+        refuses = not self._sim.daemon_set.admits(node)[0]
+        for since_s, holds in ((self._away_since_s, is_away), (self._refuses_since_s, refuses)):
             if holds:
                 since_s.setdefault(name, now_s)
             else:
@@ -630,9 +535,8 @@ class Limits:
             return
         word = _label(event.obj, KEYS.upgrade_state)
         if record is not None and word in UNDER_WAY_WORDS:
-            is_new = before is None or before.began_s != record.began_s
             self.under_way[name] = record.revision
-            if is_new:
+            if before is None or before.began_s != record.began_s:
                 self._take(name, uid, record.revision)
             return
         self.under_way.pop(name, None)
@@ -646,9 +550,8 @@ class Limits:
         parallel = spec.get("maxParallel", 1) or math.inf
         assert len(self.under_way) <= parallel, f"{len(self.under_way)} nodes are under way, maxParallel is {parallel}"
         is_retry = bool({uid, revision} & self._retried)
-        failed = len(
-            self.failed.get(revision, set()) - {self._sim.nodes[one]["metadata"]["uid"] for one in self._outside()}
-        )
+        outside = {self._sim.nodes[one]["metadata"]["uid"] for one in self._outside()}
+        failed = len(self.failed.get(revision, set()) - outside)
         assert is_retry or failed < spec.get("failureThreshold", 1), f"{name} is taken after {failed} failed"
         self._retried.discard(uid)
         if is_retry:
@@ -671,13 +574,10 @@ class Limits:
 
     def _outside(self) -> set[str]:
         """Nodes that a person skips, or that are being removed: they count for nothing."""
-        leaving = ("ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted")
-        return {
-            name
-            for name, node in self._sim.nodes.items()
-            if _label(node, KEYS.skip) == "true"
-            or any(taint["key"] in leaving for taint in (node.get("spec") or {}).get("taints", ()))
-        }
+        leaving = {"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"}
+        taints = {name: (node.get("spec") or {}).get("taints", ()) for name, node in self._sim.nodes.items()}
+        left = {name for name, found in taints.items() if leaving & {taint["key"] for taint in found}}
+        return left | {name for name, node in self._sim.nodes.items() if _label(node, KEYS.skip) == "true"}
 
     def _restart(self, pod: Obj) -> None:
         name = _node_of(pod)
@@ -781,7 +681,7 @@ def _is_ready(one: Obj) -> bool:
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
-class Simulator(FleetScene):
+class Simulator(fleet_scene.FleetScene):
     """The cluster, its actors and controllers, and the trace of what they do."""
 
     def __init__(self, order: Order | None = None) -> None:
@@ -795,7 +695,7 @@ class Simulator(FleetScene):
         self.nodes, self.pods_by_name = self.objects["nodes"], self.objects["pods"]
         self.processes: list[Process] = []
         self.daemon_set, self.kubelets, self.autoscaler = DaemonSetController(self), Kubelets(self), Autoscaler(self)
-        self.rebooter, self.operator, self.person = Rebooter(self), LabelOperator(self), Person(self)
+        self.rebooter, self.operator = Rebooter(self), LabelOperator(self)
         self.limits = Limits(self)
         self._actors = (self.daemon_set, self.kubelets, self.rebooter, self.autoscaler, self.operator)
         self._who, self._since, self._shown, self._began_s = "person", 0, "", 0.0
@@ -821,23 +721,50 @@ class Simulator(FleetScene):
         self.until("Complete")
         self.trace, self._began_s = [], self.clock.monotonic()
 
-    def rollout(self, name: str = DRIVER) -> Obj:
+    def rollout(self, name: str = fleet_scene.DRIVER) -> Obj:
         return self.objects[PLURAL].get(name) or {}
 
     def observe(self) -> str:
         return self.newest() if self._is_live else super().observe()
 
-    def upgrade(self, **fates: str) -> None:
-        """A person sets the template of the next revision; `fates` of its pods by node, or `on_all`."""
+    def upgrade(self, *, after: str = "", until: str | Callable[[], bool] = "", run: str = "", **fates: str) -> None:
+        """A person sets the template of the next revision, `after` a while; `fates` of its pods by node, or `on_all`.
+
+        Then time passes `until` a phase or until something holds, or for the duration `run`.
+        """
+        if after:
+            self.run(after)
         revision = f"r{len(self.revisions()) + 1}"
         for name, fate in fates.items():
             self.kubelets.fates[revision if name == "on_all" else f"{revision} {name.replace('_', '-')}"] = fate
         self.set_driver(f"driver:{revision.removeprefix('r')}", **self.rules)
         self.settle()
+        if until:
+            self.until(until)
+        if run:
+            self.run(run)
 
-    def message(self) -> str:
-        """What the status says to people."""
-        return self._shown
+    def ask(self, key: str, text: str) -> None:
+        """An annotation of the object, as `rollout approve`, `retry` and `undo` write it."""
+        note = {"metadata": {"annotations": {key: text}}}
+        self._change(PLURAL, fleet_scene.DRIVER, lambda one: apply_merge_patch(one, note))
+
+    def delete_rollout(self) -> None:
+        self.store.delete(PLURAL, fleet_scene.DRIVER, namespace=fleet_scene.NAMESPACE)
+
+    def replace_rollout(self) -> None:
+        """`kubectl replace --force`: another object of the same name and spec."""
+        spec = self.rollout()["spec"]
+        self.delete_rollout()
+        self.settle()
+        self.add_rollout(**spec)
+
+    def check(self, phase: str, *taken: str, says: str = "", after: str = "") -> None:
+        """The status has this phase and says this, `after` a while. If nodes are named, r2 has taken these alone."""
+        if after:
+            self.run(after)
+        assert (self.phase(), says in self._shown) == (phase, True), self._shown
+        assert not taken or self.limits.taken["r2"] == [*taken], self.limits.taken
 
     def make_node(self, name: str, labels: Mapping[str, str]) -> None:
         status = self._node_status("True", f"boot-{name}")
@@ -849,29 +776,25 @@ class Simulator(FleetScene):
         self._change("nodes", name, lambda one: one | {"status": status}, namespace="", status=True)
 
     def _node_status(self, ready: str, boot: str) -> Obj:
-        now = written_time(self.clock.wall())
-        return {
-            "nodeInfo": {"bootID": boot},
-            "conditions": [{"type": "Ready", "status": ready, "lastTransitionTime": now}],
-        }
+        condition = {"type": "Ready", "status": ready, "lastTransitionTime": written_time(self.clock.wall())}
+        return {"nodeInfo": {"bootID": boot}, "conditions": [condition]}
 
     def note(self, name: str, notes: Mapping[str, str | None]) -> None:
-        """Change annotations of a Node."""
         self.edit_node(name, {"metadata": {"annotations": dict(notes)}})
 
     def make_pod(self, node: str) -> None:
         """As the DaemonSet controller does: the pod names its node by affinity, and the scheduler binds it."""
         revision = self.newest()
-        metadata = self._owned({"app": DRIVER, REVISION_LABEL: revision}, generateName=f"{DRIVER}-")
+        labels = {"app": fleet_scene.DRIVER, REVISION_LABEL: revision}
+        metadata = self._owned(labels, generateName=f"{fleet_scene.DRIVER}-")
         field = {"key": "metadata.name", "operator": "In", "values": [node]}
         rule = {"nodeSelectorTerms": [{"matchFields": [field]}]}
         affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": rule}}
+        pod: Obj = {"metadata": metadata, "spec": {"nodeName": node, "affinity": affinity}}
         if self.kubelets.fate(revision, node) == "unscheduled":
             why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient cpu"}
-            status = {"phase": "Pending", "conditions": [why]}
-            self.store.create("pods", {"metadata": metadata, "spec": {"affinity": affinity}, "status": status})
-        else:
-            self.store.create("pods", {"metadata": metadata, "spec": {"nodeName": node, "affinity": affinity}})
+            pod |= {"spec": {"affinity": affinity}, "status": {"phase": "Pending", "conditions": [why]}}
+        self.store.create("pods", pod)
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         assert (self._who, uid) not in self._deleted, f"{self._who} deletes pod {name} twice"
@@ -881,14 +804,14 @@ class Simulator(FleetScene):
             self.store.delete("pods", name, namespace=namespace, uid=uid, grace_s=0 if is_task else None)
 
     def remove_pod(self, pod: Obj, grace_s: int | None = 0) -> None:
-        self.store.delete("pods", pod["metadata"]["name"], namespace=NAMESPACE, grace_s=grace_s)
+        self.store.delete("pods", pod["metadata"]["name"], namespace=fleet_scene.NAMESPACE, grace_s=grace_s)
 
     def create_pod(self, body: Obj) -> Obj:
         made = self.store.create("pods", body)
         self.looks[made["spec"]["nodeName"]] += 1
         return made
 
-    def pods_of(self, node: str, key: str = "app", value: str = DRIVER) -> list[Obj]:
+    def pods_of(self, node: str, key: str = "app", value: str = fleet_scene.DRIVER) -> list[Obj]:
         """The pods on a node with this label: those of the driver."""
         found = (pod for pod in self.pods_by_name.values() if _node_of(pod) == node)
         return [pod for pod in found if pod["metadata"]["labels"].get(key) == value]
@@ -896,8 +819,10 @@ class Simulator(FleetScene):
     # Controllers
 
     def start_controller(self, name: str = "controller", *, by_lease: bool = False, vendor: str = "") -> Process:
-        api = cast("KubeApi", LeaseApi(self.clock, self._lease))
-        lead = LeaseLeadership(api, self.clock, NAMESPACE, "lease", name) if by_lease else OnlyLeader()
+        lead: Leadership = fleet_scene.FakeLeadership(renews_s=math.inf)
+        if by_lease:
+            api = cast("KubeApi", LeaseApi(self.clock, self._lease))
+            lead = LeaseLeadership(api, self.clock, fleet_scene.NAMESPACE, "lease", name)
         profile = PROFILES[vendor] if vendor else self.profile
         self.processes.append(Process(self, Killer(), lead, profile=profile, name=name))
         self.processes[-1].cluster._read = readers(profile.keys, zone)
@@ -917,7 +842,8 @@ class Simulator(FleetScene):
             process.killer.is_dead = process.is_told = True
             self.tell("is killed")
 
-    def replace_controller(self) -> None:
+    def replace_controller(self, after: str = "0s") -> None:
+        self.run(after)
         by_lease = isinstance(self.processes[-1].lead, LeaseLeadership)
         self.start_controller(f"controller {len(self.processes) + 1}", by_lease=by_lease)
 
@@ -943,17 +869,18 @@ class Simulator(FleetScene):
             self._step(end_s)
         self._who = "person"
 
-    def until(self, holds: str | Callable[[], bool], limit: str = "24h") -> None:
-        """Until the status has this phase for the template, or until something holds. Raises AssertionError."""
+    def until(self, holds: str | Callable[[], bool], *taken: str, limit: str = "24h") -> None:
+        """Until the status has this phase for the template, or until something holds; `taken` as in `check`."""
         end_s = self.clock.monotonic() + parse_duration(limit)
         self.settle()
         while not (holds() if callable(holds) else self._has_come_to(holds)):
             assert self.clock.monotonic() < end_s, f"not within {limit}: {holds}; {self.rollout().get('status')}"
             self._step(end_s)
         self._who = "person"
+        assert not taken or self.limits.taken["r2"] == [*taken], self.limits.taken
 
     def _has_come_to(self, phase: str) -> bool:
-        daemon_set, status = self.objects["daemonsets"][DRIVER], self.rollout().get("status") or {}
+        daemon_set, status = self.objects["daemonsets"][fleet_scene.DRIVER], self.rollout().get("status") or {}
         if daemon_set["status"]["observedGeneration"] < daemon_set["metadata"]["generation"]:
             return False
         return status.get("phase") == phase and status["targetRevision"] == self.newest()
@@ -975,8 +902,14 @@ class Simulator(FleetScene):
 
     def settle(self) -> None:
         """All that changed is shown: to the trace, the limits, the actors and the watches."""
-        for event in self._news():
-            self._view(event)
+        events: list[Event] = []
+        if self._since != self.store.revision:
+            events, self._since = self.store.wait(self._since, WATCHED, timeout_s=0.0, stop=fleet_scene.NEVER)
+        for event in events:
+            known, name = self.objects[event.resource], event.obj["metadata"]["name"]
+            known[name] = event.obj
+            if event.type == "DELETED":
+                del known[name]
             for text in _story(event):
                 self.tell(text)
             if event.resource == PLURAL:
@@ -994,18 +927,6 @@ class Simulator(FleetScene):
             if not process.killer.is_dead:
                 cast("SimFleet", process.cluster).poll()
 
-    def _news(self) -> list[Event]:
-        if self._since == self.store.revision:
-            return []
-        events, self._since = self.store.wait(self._since, WATCHED, timeout_s=0.0, stop=NEVER)
-        return events
-
-    def _view(self, event: Event) -> None:
-        known, name = self.objects[event.resource], event.obj["metadata"]["name"]
-        known[name] = event.obj
-        if event.type == "DELETED":
-            del known[name]
-
     # The trace
 
     def tell(self, text: str, who: str = "") -> None:
@@ -1020,7 +941,6 @@ class Simulator(FleetScene):
         if shown != self._shown:
             self._shown = shown
             self.phases.append(str(status.get("phase")))
-            others = [
-                one for key in ("waiting", "leftOut") for one in status.get(key, ()) if one["reason"] not in shown
-            ]
-            self.tell(" | ".join([shown, *(f"{several(one['nodes'])}: {one['reason']}" for one in others)]), "status")
+            others = [one for key in ("waiting", "leftOut") for one in status.get(key, ())]
+            why = [f"{several(one['nodes'])}: {one['reason']}" for one in others if one["reason"] not in shown]
+            self.tell(" | ".join([shown, *why]), "status")
