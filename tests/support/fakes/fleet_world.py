@@ -15,46 +15,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from driver_manager.domain.fleet import spec as records
+from driver_manager.domain.fleet import spec, state
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.spec import (
-    UNDER_WAY,
-    Amount,
-    DaemonSetFacts,
-    DriverPod,
-    Fleet,
-    FleetNode,
-    GatePod,
-    Gates,
-    OnHalt,
-    Placement,
-    PodGate,
-    PreflightMode,
-    Requests,
-    Revision,
-    RolloutPolicy,
-    RolloutState,
-    Taint,
-    Task,
-    TaskPod,
-    UnitMode,
-    Units,
-    UpgradeState,
-    Wave,
-)
-from driver_manager.domain.fleet.state import (
-    LIMIT_S,
-    TASK_REVISION_LABEL,
-    Act,
-    CreatePod,
-    DeletePod,
-    FleetDecision,
-    MarkNode,
-    NodePhase,
-    Phase,
-    RestartPod,
-    SetTemplate,
-)
+from driver_manager.domain.fleet.spec import Wave
+from driver_manager.domain.fleet.state import Act, CreatePod, FleetDecision, MarkNode, NodePhase, Phase, RestartPod
 from driver_manager.domain.fleet.waves import LATE_S, MAX_AT_ONCE, UNSEEN_S, is_at_work
 from driver_manager.domain.node_state import NodeState, RecoveryState
 from driver_manager.domain.reboot.maintenance_windows import Schedule, parse_windows
@@ -62,7 +26,7 @@ from tests.support.fakes.fleet_builders import DAEMON_SET, NOW_S, ROLLOUT, match
 
 TEMPLATE = json.dumps({"spec": {"initContainers": [{"name": "m", "image": "i", "args": ["reconcile-driver-state"]}]}})
 LOOKS_S = 12.0
-MODES = {mode.value: {"preflight": mode} for mode in (PreflightMode.OFF, PreflightMode.REQUIRE)}
+MODES = {mode.value: {"preflight": mode} for mode in (spec.PreflightMode.OFF, spec.PreflightMode.REQUIRE)}
 LOOK_EVENTS = ("look-passes", "look-fails", "look-unknown", "look-never", "look-gone", "refuse", "allow")
 ENDS = {"passes": 0, "fails": 6, "unknown": 8}
 
@@ -71,29 +35,28 @@ ENDS = {"passes": 0, "fails": 6, "unknown": 8}
 class TaskPods:
     """The pods of one task by name. `ends` is how they end on a node, "never" for not at all; well on all others."""
 
-    task: Task = Task.PREFLIGHT
+    task: spec.Task = spec.Task.PREFLIGHT
     ends: dict[str, str] = field(default_factory=dict)
-    pods: dict[str, TaskPod] = field(default_factory=dict)
+    pods: dict[str, spec.TaskPod] = field(default_factory=dict)
     refusal: str = ""
     made: int = 0
 
     def create(self, act: CreatePod, now_s: float) -> None:
-        """One more, unless there is one of that name."""
         if self.refusal or act.name in self.pods:
             return
         self.made += 1
-        revision = act.body["metadata"]["labels"][TASK_REVISION_LABEL]
+        revision = act.body["metadata"]["labels"][state.TASK_REVISION_LABEL]
         uid = f"{act.name}-{self.made}"
-        self.pods[act.name] = TaskPod(act.namespace, act.name, uid, act.node, revision, self.task, now_s)
+        self.pods[act.name] = spec.TaskPod(act.namespace, act.name, uid, act.node, revision, self.task, now_s)
 
-    def delete(self, act: DeletePod) -> TaskPod | None:
+    def delete(self, act: state.DeletePod) -> spec.TaskPod | None:
         found = self.pods.get(act.name)
         return self.pods.pop(act.name) if found is not None and found.uid == act.uid else None
 
     def keep(self, nodes: Container[str]) -> None:
         self.pods = {name: pod for name, pod in self.pods.items() if pod.node in nodes}
 
-    def on(self, node: str) -> list[TaskPod]:
+    def on(self, node: str) -> list[spec.TaskPod]:
         return [pod for pod in self.pods.values() if pod.node == node]
 
 
@@ -123,7 +86,7 @@ LABELS = {
     name: {RACK: f"r{number % 3}", "pool": "canary" if name in "dg" else "main"} for number, name in enumerate(NAMES)
 } | {"b": {"pool": "main"}}
 LEAVES_S, COMES_S, LOADS_S, BOOTS_S = 5.0, 3.0, 40.0, 90.0
-WORDS = {state.value: state for state in UpgradeState}
+WORDS = {state.value: state for state in spec.UpgradeState}
 TAKES_S, CLEARS_S = 5.0, 20.0
 BUSY, AWAY, KILLED = 4, 8, 137
 CLEAR_EVENTS = ("clear-well", "clear-busy", "clear-dies", "clear-away", "clear-never", "clear-lost")
@@ -134,9 +97,9 @@ GIVEN_BACK: dict[str, Any] = {"is_taken_by_run": False, "cleared_by": ""}
 class Machine:
     """A Node, its pod, and how its next runs go: good, broken, silent, reboot. `is_locked`: no patch succeeds."""
 
-    facts: FleetNode
+    facts: spec.FleetNode
     fate: str = "good"
-    pod: DriverPod | None = None
+    pod: spec.DriverPod | None = None
     due_s: float = 0.0
     pods: int = 0
     restarted: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -144,12 +107,12 @@ class Machine:
     is_locked: bool = False
 
     @property
-    def state(self) -> UpgradeState | None:
+    def state(self) -> spec.UpgradeState | None:
         return WORDS.get(self.facts.upgrade)
 
     @property
     def is_taken(self) -> bool:
-        return self.state in UNDER_WAY and self.facts.record is not None
+        return self.state in spec.UNDER_WAY and self.facts.record is not None
 
     @property
     def is_placed(self) -> bool:
@@ -164,19 +127,19 @@ class World:
     `is_late`: facts may be late, so that what is cleared is not checked.
     """
 
-    def __init__(self, policy: RolloutPolicy, *, clears_first: bool = False) -> None:
+    def __init__(self, policy: spec.RolloutPolicy, *, clears_first: bool = False) -> None:
         """All nodes serve revision r1, and the DaemonSet has r2."""
-        self.policy, self.memory, self.wishes = policy, RolloutState(), Requests()
+        self.policy, self.memory, self.wishes = policy, spec.RolloutState(), spec.Requests()
         self.now_s, self.up_s = NOW_S, 0.0
-        self.revisions = [Revision("driver-r1", "r1", 1, TEMPLATE), Revision("driver-r2", "r2", 2, TEMPLATE)]
-        self.looks, self.clears = Looks(), TaskPods(Task.CLEAR)
+        self.revisions = [spec.Revision("driver-r1", "r1", 1, TEMPLATE), spec.Revision("driver-r2", "r2", 2, TEMPLATE)]
+        self.looks, self.clears = Looks(), TaskPods(spec.Task.CLEAR)
         self.clears_first, self.is_late = clears_first, False
         self.era = 0
-        self.shown: list[Revision] | None = None
+        self.shown: list[spec.Revision] | None = None
         self.machines: dict[str, Machine] = {}
         self.gates_open = True
-        self.daemon_set_at_first = replace(DAEMON_SET, places=Placement(matching("driver!=false")))
-        self.daemon_set: DaemonSetFacts | None = self.daemon_set_at_first
+        self.daemon_set_at_first = replace(DAEMON_SET, places=spec.Placement(matching("driver!=false")))
+        self.daemon_set: spec.DaemonSetFacts | None = self.daemon_set_at_first
         self.rivals: tuple[str, ...] = ()
         for name in NAMES:
             self.join(name, "r1")
@@ -189,7 +152,7 @@ class World:
         """A node comes; a pod of the newest revision is made on it, or one of `revision` is ready there."""
         if name in self.machines:
             return
-        machine = Machine(FleetNode(name, f"uid-{name}-{self.now_s:.0f}", "1", LABELS[name], boot_id="boot-1"))
+        machine = Machine(spec.FleetNode(name, f"uid-{name}-{self.now_s:.0f}", "1", LABELS[name], boot_id="boot-1"))
         self.machines[name] = machine
         if revision:
             self._make_pod(machine, revision, is_ready=True)
@@ -212,13 +175,13 @@ class World:
             return
         number = max(one.number for one in self.revisions) + 1
         self.revisions = [one for one in self.revisions if one.hash != revision]
-        self.revisions.append(Revision(f"driver-{revision}", revision, number, TEMPLATE))
+        self.revisions.append(spec.Revision(f"driver-{revision}", revision, number, TEMPLATE))
         self.era += 1
 
-    def fleet(self) -> Fleet:
+    def fleet(self) -> spec.Fleet:
         pods = [machine.pod for machine in self.machines.values() if machine.pod is not None]
-        gate_pods = [GatePod("npu", name, {"app": "v"}, is_ready=self.gates_open) for name in self.machines]
-        return Fleet(
+        gate_pods = [spec.GatePod("npu", name, {"app": "v"}, is_ready=self.gates_open) for name in self.machines]
+        return spec.Fleet(
             policy=self.policy,
             memory=self.memory,
             wishes=self.wishes,
@@ -258,15 +221,12 @@ class World:
         if pod is None:
             if machine.is_placed and not machine.facts.taints and self.up_s >= machine.due_s + COMES_S:
                 self._make_pod(machine, self.template, is_ready=False)
-            return
-        if self.up_s < machine.due_s:
-            return
-        if pod.is_deleting:
+        elif self.up_s >= machine.due_s and pod.is_deleting:
             machine.pod, machine.due_s = None, self.up_s
-        elif not pod.is_ready:
+        elif self.up_s >= machine.due_s and not pod.is_ready:
             self._run(machine, pod)
 
-    def _run(self, machine: Machine, pod: DriverPod) -> None:
+    def _run(self, machine: Machine, pod: spec.DriverPod) -> None:
         """The node's own run ends: it cordons the node while it works, and keeps it where the driver is gone."""
         node = machine.facts
         match machine.fate:
@@ -299,9 +259,8 @@ class World:
 
     def _make_pod(self, machine: Machine, revision: str, is_ready: bool) -> None:
         machine.pods += 1
-        uid = f"{machine.facts.name}-{machine.pods}"
-        name = machine.facts.name
-        machine.pod = DriverPod("npu", f"driver-{uid}", uid, name, revision, is_ready, made_s=self.now_s)
+        name, uid = machine.facts.name, f"{machine.facts.name}-{machine.pods}"
+        machine.pod = spec.DriverPod("npu", f"driver-{uid}", uid, name, revision, is_ready, made_s=self.now_s)
         machine.due_s = self.up_s + LOADS_S
 
     def restart_by_hand(self, machine: Machine) -> None:
@@ -331,26 +290,24 @@ class World:
             case MarkNode():
                 self._mark(act)
             case RestartPod():
-                if self.clears_first and not self.is_late:
-                    self._check_cleared(act)
                 self._restart(act)
-            case CreatePod() if act.task is Task.CLEAR:
+            case CreatePod() if act.task is spec.Task.CLEAR:
                 if act.node in self.machines and not self.looks.refusal:
                     self.clears.create(act, self.now_s)
             case CreatePod():
                 self.looks.create(act, self.now_s)
-            case DeletePod() if act.name in self.clears.pods:
+            case state.DeletePod() if act.name in self.clears.pods:
                 self._end_clear(act)
-            case DeletePod():
+            case state.DeletePod():
                 self.looks.delete(act)
-            case SetTemplate():
+            case state.SetTemplate():
                 self.upgrade_to(act.revision)
 
     def _mark(self, act: MarkNode) -> None:
         machine = self.machines.get(act.node)
         if machine is None or machine.is_locked or machine.facts.resource_version != act.resource_version:
             return
-        kept = records.decode_node_record(records.encode_node_record(act.record)) if act.record is not None else None
+        kept = spec.decode_node_record(spec.encode_node_record(act.record)) if act.record is not None else None
         machine.retries += act.consumes_retry
         asked = machine.facts.wants_retry and not act.consumes_retry
         self.change(machine, upgrade=act.state.value if act.state else "", record=kept, wants_retry=asked)
@@ -360,6 +317,10 @@ class World:
         pod = machine.pod if machine is not None else None
         if machine is None or pod is None or pod.uid != act.uid or pod.is_deleting:
             return
+        if self.clears_first and not self.is_late:
+            pods = self.clears.on(act.node)
+            is_cleared = machine.facts.cleared_by in {pod.uid for pod in pods if not pod.has_ended}
+            assert is_cleared or any(pod.exit_code == 0 for pod in pods), f"{act.node}: restarted and not cleared"
         record = machine.facts.record
         assert record is not None, f"{act.node}: its pod is deleted without a record"
         machine.restarted[record.revision, self.era] += 1
@@ -367,7 +328,7 @@ class World:
         assert times <= 1 + machine.retries, f"{act.node}: restarted {times} times for {record.revision}"
         machine.pod, machine.due_s = replace(pod, is_deleting=True), self.up_s + LEAVES_S
 
-    def _end_clear(self, act: DeletePod) -> None:
+    def _end_clear(self, act: state.DeletePod) -> None:
         """Told to end, a run gives the node back, unless the driver pod goes."""
         pod, machine = self.clears.delete(act), self.machines.get(act.node)
         if pod is None or pod.has_ended or machine is None:
@@ -375,15 +336,7 @@ class World:
         if machine.facts.is_taken_by_run and not _is_going(machine.pod):
             self._give_back(machine)
 
-    def _check_cleared(self, act: RestartPod) -> None:
-        machine = self.machines.get(act.node)
-        if machine is None or machine.pod is None or machine.pod.uid != act.uid or machine.pod.is_deleting:
-            return
-        pods = self.clears.on(act.node)
-        is_cleared = machine.facts.cleared_by in {pod.uid for pod in pods if not pod.has_ended}
-        assert is_cleared or any(pod.exit_code == 0 for pod in pods), f"{act.node}: restarted and not cleared"
-
-    def _clear(self, machine: Machine, pod: TaskPod) -> None:
+    def _clear(self, machine: Machine, pod: spec.TaskPod) -> None:
         node, age_s = machine.facts, self.now_s - pod.made_s
         if _is_going(machine.pod):
             self._ended(pod, 0)
@@ -400,7 +353,7 @@ class World:
                     self._give_back(machine)
                     self._ended(pod, BUSY if end == "busy" else AWAY)
 
-    def _ended(self, pod: TaskPod, code: int) -> None:
+    def _ended(self, pod: spec.TaskPod, code: int) -> None:
         ended = replace(pod, exit_code=code, has_ended=True, message=f"exit {code}", ended_s=self.now_s)
         self.clears.pods[pod.name] = ended
 
@@ -414,22 +367,22 @@ class World:
             machine.pod is not None
             and machine.pod.revision == self.template
             and machine.pod.is_ready
-            and machine.state in (None, UpgradeState.DONE)
+            and machine.state in (None, spec.UpgradeState.DONE)
             for machine in self.machines.values()
             if not machine.facts.is_skipped
         )
 
 
-def _is_going(driver: DriverPod | None) -> bool:
+def _is_going(driver: spec.DriverPod | None) -> bool:
     return driver is None or driver.is_deleting or not driver.is_ready
 
 
-def _as_read(node: FleetNode) -> FleetNode:
+def _as_read(node: spec.FleetNode) -> spec.FleetNode:
     """What cannot be read is no record."""
     return replace(node, record=None) if node.record_problem else node
 
 
-def _as_stored(memory: RolloutState) -> RolloutState:
+def _as_stored(memory: spec.RolloutState) -> spec.RolloutState:
     """A status keeps whole seconds."""
     history = tuple(
         replace(past, began_s=float(int(past.began_s)), ended_s=past.ended_s and float(int(past.ended_s)))
@@ -438,32 +391,26 @@ def _as_stored(memory: RolloutState) -> RolloutState:
     return replace(memory, history=history)
 
 
-def check(facts: Fleet, decision: FleetDecision, now_s: float) -> None:
+def check(facts: spec.Fleet, decision: FleetDecision, now_s: float) -> None:
     """What holds for every decision."""
     assert advance(facts, now_s) == decision, "the same facts, another decision"
     assert decision.again_s is None or decision.again_s > now_s
     for view in decision.outlook.nodes:
         assert view.reason, f"{view.name} is {view.place.value}, and nobody says why"
-    found = Checked(facts, decision, now_s)
-    found.foreign()
-    found.seen()
-    found.fit()
-    found.limits()
-    found.held()
-    found.waves()
-    found.looks()
-    found.together()
+    of = Checked(facts, decision, now_s)
+    for holds in (of.foreign, of.seen, of.fit, of.limits, of.held, of.waves, of.looks, of.together):
+        holds()
 
 
-def _is_taken(node: FleetNode) -> bool:
-    return WORDS.get(node.upgrade) in UNDER_WAY and node.record is not None and node.record.rollout == ROLLOUT
+def _is_taken(node: spec.FleetNode) -> bool:
+    return WORDS.get(node.upgrade) in spec.UNDER_WAY and node.record is not None and node.record.rollout == ROLLOUT
 
 
-def _is_excluded(node: FleetNode) -> bool:
+def _is_excluded(node: spec.FleetNode) -> bool:
     return node.is_skipped or node.is_operated or bool(node.why_leaving)
 
 
-def _is_away(node: FleetNode, pod: DriverPod | None) -> bool:
+def _is_away(node: spec.FleetNode, pod: spec.DriverPod | None) -> bool:
     is_out = node.unschedulable or not node.is_ready or node.is_in_recovery
     return is_out or pod is None or pod.is_deleting or not pod.is_ready
 
@@ -471,16 +418,15 @@ def _is_away(node: FleetNode, pod: DriverPod | None) -> bool:
 class Checked:
     """A decision with its facts by node, and the nodes that begin by it. Each check raises AssertionError."""
 
-    def __init__(self, facts: Fleet, decision: FleetDecision, now_s: float) -> None:
+    def __init__(self, facts: spec.Fleet, decision: FleetDecision, now_s: float) -> None:
         self.facts, self.decision, self.now_s = facts, decision, now_s
         self.policy, self.outlook, self.target = facts.policy, decision.outlook, decision.outlook.target
         self.nodes = {node.name: node for node in facts.nodes}
         self.pods = {pod.node: pod for pod in facts.pods}
         marks = [act for act in decision.acts if isinstance(act, MarkNode)]
         self.on_drivers = [act for act in decision.acts if isinstance(act, MarkNode | RestartPod)]
-        self.begun = {
-            act.node: act for act in marks if act.state is UpgradeState.RESTART and not _is_taken(self.nodes[act.node])
-        }
+        restarts = [act for act in marks if act.state is spec.UpgradeState.RESTART]
+        self.begun = {act.node: act for act in restarts if not _is_taken(self.nodes[act.node])}
 
     def foreign(self) -> None:
         """No act is on another's node, and none is a second one on a node."""
@@ -491,7 +437,8 @@ class Checked:
             assert not node.is_operated, f"{act.node}: an act on an operator's node"
             assert not node.record_problem, f"{act.node}: an act on a node whose record cannot be read"
             is_others = node.record is not None and node.record.rollout != ROLLOUT
-            assert not is_others or WORDS.get(node.upgrade) not in UNDER_WAY, f"{act.node}: an act on another's node"
+            is_theirs = is_others and WORDS.get(node.upgrade) in spec.UNDER_WAY
+            assert not is_theirs, f"{act.node}: an act on another's node"
             if isinstance(act, MarkNode):
                 assert act.record is None or act.record.rollout == ROLLOUT
             else:
@@ -503,7 +450,7 @@ class Checked:
         """Where a pod is newer than all that is known of the template, nobody is disturbed and nothing is undone."""
         known = {revision.hash for revision in self.facts.revisions}
         if any(pod.revision not in known and self.now_s < pod.made_s + UNSEEN_S for pod in self.facts.pods):
-            done = [act for act in self.decision.acts if isinstance(act, RestartPod | CreatePod | SetTemplate)]
+            done = [act for act in self.decision.acts if isinstance(act, RestartPod | CreatePod | state.SetTemplate)]
             assert not done, f"done without knowing the newest template: {done}"
 
     def fit(self) -> None:
@@ -512,19 +459,15 @@ class Checked:
             if not isinstance(act, MarkNode | RestartPod | CreatePod):
                 continue
             node, begins = self.nodes[act.node], isinstance(act, MarkNode) and act.node in self.begun
-            assert not isinstance(act, RestartPod) or node.is_ready, (
-                f"{act.node}: its pod is deleted although not Ready"
-            )
-            disturbs = isinstance(act, RestartPod) or (isinstance(act, CreatePod) and act.task is Task.CLEAR)
+            assert node.is_ready or not isinstance(act, RestartPod), f"{act.node}: its pod is deleted while not Ready"
+            disturbs = isinstance(act, RestartPod) or (isinstance(act, CreatePod) and act.task is spec.Task.CLEAR)
             if begins or (disturbs and not (self.facts.clears_first and node.is_taken_by_run)):
                 assert not node.is_skipped, f"{act.node}: begins although it is skipped"
                 assert not node.taints, f"{act.node}: begins although it gets no other pod, or is being removed"
                 assert node.is_ready, f"{act.node}: begins although it is not Ready"
                 assert not node.unschedulable or node.is_cordoned_by_run, f"{act.node}: begins although it is cordoned"
             if begins:
-                assert node.upgrade in {"", "upgrade-done", "upgrade-failed"}, (
-                    f"{act.node}: has a word of somebody else"
-                )
+                assert node.upgrade in {"", "upgrade-done", "upgrade-failed"}, f"{act.node}: has another's word"
 
     def limits(self) -> None:
         """Never more than the policy allows at a time."""
@@ -539,7 +482,7 @@ class Checked:
             away = {node.name for node in ours if _is_away(node, self.pods.get(node.name))} | (taken & those)
             after = away | begun
             assert after == away or len(after) <= policy.max_unavailable.of(len(those)), "maxUnavailable exceeded"
-        if policy.units is not None and policy.units.mode is UnitMode.ONE_AT_A_TIME:
+        if policy.units is not None and policy.units.mode is spec.UnitMode.ONE_AT_A_TIME:
             of = {name: node.labels.get(policy.units.key, "") for name, node in self.nodes.items()}
             busy = Counter(of[name] for name in (*taken, *begun))
             for name in begun:
@@ -548,9 +491,9 @@ class Checked:
     def together(self) -> None:
         """Of a unit that goes together nobody stays behind; one more attempt on a node is not the unit going."""
         units = self.policy.units
-        if units is None or units.mode is not UnitMode.TOGETHER:
+        if units is None or units.mode is not spec.UnitMode.TOGETHER:
             return
-        first = [self.nodes[name] for name in self.begun if self.nodes[name].upgrade != UpgradeState.FAILED.value]
+        first = [self.nodes[name] for name in self.begun if self.nodes[name].upgrade != spec.UpgradeState.FAILED.value]
         going = {node.labels[units.key] for node in first if units.key in node.labels}
         for view in self.outlook.nodes:
             if view.place is NodePhase.WAITING and self.nodes[view.name].labels.get(units.key) in going:
@@ -568,7 +511,7 @@ class Checked:
 
     def _failed(self, name: str) -> bool:
         node = self.nodes[name]
-        is_failed = node.upgrade == UpgradeState.FAILED.value and not node.is_operated
+        is_failed = node.upgrade == spec.UpgradeState.FAILED.value and not node.is_operated
         return is_failed and node.record is not None and node.record.revision == self.target
 
     def waves(self) -> None:
@@ -597,24 +540,24 @@ class Checked:
     def looks(self) -> None:
         """Nobody begins without a result that lets them; never too many pods at a time, never a second for a node."""
         mode = self.policy.preflight
-        made = [act for act in self.decision.acts if isinstance(act, CreatePod) and act.task is Task.PREFLIGHT]
-        looks = [pod for pod in self.facts.task_pods if pod.task is Task.PREFLIGHT]
+        made = [act for act in self.decision.acts if isinstance(act, CreatePod) and act.task is spec.Task.PREFLIGHT]
+        looks = [pod for pod in self.facts.task_pods if pod.task is spec.Task.PREFLIGHT]
         ours = {pod.node: pod for pod in looks if pod.revision == self.target}
         at_work = sum(is_at_work(pod, self.now_s) for pod in looks)
         assert not made or at_work + len(made) <= MAX_AT_ONCE
         assert not {act.node for act in made} & ours.keys(), "a second pod for one node and revision"
-        assert mode is not PreflightMode.OFF or not made
-        if mode is PreflightMode.OFF or (mode is PreflightMode.WARN and self.facts.unmade):
+        assert mode is not spec.PreflightMode.OFF or not made
+        if mode is spec.PreflightMode.OFF or (mode is spec.PreflightMode.WARN and self.facts.unmade):
             return
         records = [node.record for node in self.facts.nodes if node.record is not None]
         waves = [min(one.wave, len(self.policy.waves)) for one in records if one.revision == self.target]
         opened = set[int]()
-        for name in self.begun.keys() - {name for name in self.nodes if self._is_retry(name)}:
+        for name in self.begun.keys() - {name for name in self.nodes if self._failed(name)}:
             pod, record = ours.get(name), self.begun[name].record
             assert pod is not None, f"{name}: begins without a preflight"
-            is_ended = pod.has_ended or (self._is_late(pod) and mode is PreflightMode.WARN)
+            is_ended = pod.has_ended or (self._is_late(pod) and mode is spec.PreflightMode.WARN)
             assert is_ended, f"{name}: begins before its result"
-            assert pod.exit_code == 0 or mode is PreflightMode.WARN, f"{name}: begins although it would fail"
+            assert pod.exit_code == 0 or mode is spec.PreflightMode.WARN, f"{name}: begins although it would fail"
             if record is not None and record.wave > max(waves, default=0):
                 opened.add(record.wave)
         for view in self.outlook.nodes:
@@ -623,13 +566,8 @@ class Checked:
                 assert pod is not None, f"{view.name}: its wave begins without its result"
                 assert pod.has_ended or self._is_late(pod), f"{view.name}: its wave begins before its result"
 
-    def _is_late(self, pod: TaskPod) -> bool:
-        return self.now_s >= pod.made_s + LIMIT_S + LATE_S
-
-    def _is_retry(self, name: str) -> bool:
-        node = self.nodes[name]
-        is_of_target = node.record is not None and node.record.revision == self.target
-        return is_of_target and node.upgrade == UpgradeState.FAILED.value
+    def _is_late(self, pod: spec.TaskPod) -> bool:
+        return self.now_s >= pod.made_s + state.LIMIT_S + LATE_S
 
 
 def check_quiet(world: World) -> None:
@@ -639,7 +577,7 @@ def check_quiet(world: World) -> None:
     assert _as_stored(decision.memory) == world.memory
 
 
-def check_wake(facts: Fleet, decision: FleetDecision, now_s: float) -> None:
+def check_wake(facts: spec.Fleet, decision: FleetDecision, now_s: float) -> None:
     """Before the moment that the decision names, time alone changes nothing of what it does and shows."""
     end_s = decision.again_s if decision.again_s is not None else now_s + 1e6
     for part in (0.001, 0.5, 0.999):
@@ -659,23 +597,25 @@ def _kinds(acts: tuple[Act, ...]) -> list[tuple[str, str, str]]:
 Story = list[tuple[str, str, float, int | None]]
 """What happens, to which node, how much time then passes, and after how many acts the controller dies (None: never)."""
 
+CANARIES = Wave("canary", matching("pool=canary"), soak_s=30.0, needs_approval=True)
+REST = Wave("rest")
 WAVES = (
     (Wave("all"),),
-    (Wave("canary", count=1, soak_s=120.0), Wave("tenth", percent=10), Wave("rest")),
-    (Wave("canary", matching("pool=canary"), soak_s=30.0, needs_approval=True), Wave("rest", matching("pool!=canary"))),
+    (Wave("canary", count=1, soak_s=120.0), Wave("tenth", percent=10), REST),
+    (CANARIES, Wave("rest", matching("pool!=canary"))),
     (Wave("half", percent=50, needs_approval=True), Wave("rest", soak_s=60.0)),
 )
-BAD_WAVES = ((Wave("typo", matching("pool=canray")), Wave("rest")), (Wave("none", count=0), Wave("rest")), ())
+BAD_WAVES = ((Wave("typo", matching("pool=canray")), REST), (Wave("none", count=0), REST), ())
 CHOICES: dict[str, tuple[Any, ...]] = {
     "max_parallel": (0, 1, 2, 3),
-    "max_unavailable": (None, Amount(1), Amount(30, True), Amount(4)),
+    "max_unavailable": (None, spec.Amount(1), spec.Amount(30, True), spec.Amount(4)),
     "waves": WAVES,
-    "units": (None, Units(RACK), Units(RACK, UnitMode.TOGETHER)),
-    "gates": (Gates(), Gates((PodGate(namespace="npu", selector=matching("app=v")),))),
+    "units": (None, spec.Units(RACK), spec.Units(RACK, spec.UnitMode.TOGETHER)),
+    "gates": (spec.Gates(), spec.Gates((spec.PodGate(namespace="npu", selector=matching("app=v")),))),
     "failure_threshold": (1, 2, 100),
-    "on_halt": tuple(OnHalt),
+    "on_halt": tuple(spec.OnHalt),
 }
-USUAL = RolloutPolicy("driver", node_timeout_s=600.0)
+USUAL = spec.RolloutPolicy("driver", node_timeout_s=600.0)
 PAUSES_S = (0.0, 5.0, 40.0, 65.0, 700.0)
 KILLS = (None, None, None, 0, 1, 2)
 
@@ -686,8 +626,8 @@ RULES: dict[str, dict[str, Any]] = {
     "open": {"schedule": Schedule()},
     "one-at-a-time": {"max_parallel": 1},
     "many-at-a-time": {"max_parallel": 3},
-    "no-budget": {"max_unavailable": Amount(0)},
-    "budget": {"max_unavailable": Amount(4)},
+    "no-budget": {"max_unavailable": spec.Amount(0)},
+    "budget": {"max_unavailable": spec.Amount(4)},
 }
 AROUND: dict[str, dict[str, Any]] = {
     "rolling": {"update_strategy": "RollingUpdate"},
@@ -718,8 +658,8 @@ ON_NODES: dict[str, dict[str, Any]] = {
     "legible": {"record_problem": ""},
 }
 ON_TAINTS: dict[str, dict[str, Any]] = {
-    "taint": {"taints": (Taint("dedicated", "others"),)},
-    "disrupt": {"taints": (Taint("karpenter.sh/disrupted"),)},
+    "taint": {"taints": (spec.Taint("dedicated", "others"),)},
+    "disrupt": {"taints": (spec.Taint("karpenter.sh/disrupted"),)},
     "untaint": {"taints": ()},
 }
 FATES = ("broken", "silent", "reboot", "good")
@@ -805,11 +745,10 @@ def calm(world: World) -> None:
     world.gates_open, world.rivals, world.daemon_set = True, (), world.daemon_set_at_first
     rules = world.policy
     waves = rules.waves if rules.waves not in BAD_WAVES else WAVES[0]
-    budget = rules.max_unavailable if rules.max_unavailable != Amount(0) else None
+    budget = rules.max_unavailable if rules.max_unavailable != spec.Amount(0) else None
     world.policy = replace(rules, waves=waves, paused=False, schedule=Schedule(), max_unavailable=budget)
-    world.wishes = replace(
-        world.wishes, approved_for=world.template, approved=2, retry=world.template, retry_id=f"{world.now_s:.0f}"
-    )
+    asked = {"approved_for": world.template, "approved": 2, "retry": world.template, "retry_id": f"{world.now_s:.0f}"}
+    world.wishes = replace(world.wishes, **asked)
 
 
 def heal(world: World) -> None:
@@ -831,8 +770,8 @@ def heal(world: World) -> None:
             healed |= {"upgrade": "", "record": None}
         world.change(machine, **healed, labels={**node.labels, "driver": "true"}, wants_retry=True)
     calm(world)
-    world.policy = replace(world.policy, max_unavailable=None, on_halt=OnHalt.HOLD)
-    if world.policy.units is not None and world.policy.units.mode is UnitMode.TOGETHER:
+    world.policy = replace(world.policy, max_unavailable=None, on_halt=spec.OnHalt.HOLD)
+    if world.policy.units is not None and world.policy.units.mode is spec.UnitMode.TOGETHER:
         world.policy = replace(world.policy, max_parallel=0)
 
 
@@ -840,9 +779,8 @@ def bring_to_its_end(world: World) -> None:
     """Decide, and grant whatever is asked for, until everybody is done and nothing is left to do."""
     idle = 0
     for _ in range(600):
-        world.wishes = Requests(
-            world.template, 10, retry=world.template, retry_id=f"{world.now_s:.0f}", undo=world.memory.undone
-        )
+        target, now, undone = world.template, f"{world.now_s:.0f}", world.memory.undone
+        world.wishes = spec.Requests(target, 10, retry=target, retry_id=now, undo=undone)
         decision = world.decide()
         if decision.outlook.phase is Phase.COMPLETE and world.is_through() and not decision.acts:
             break
@@ -869,7 +807,7 @@ def live_through(world: World, story: Story) -> World:
     return world
 
 
-def some_rules(dice: random.Random) -> RolloutPolicy:
+def some_rules(dice: random.Random) -> spec.RolloutPolicy:
     found = {name: dice.choice(choices) for name, choices in CHOICES.items()}
     return replace(USUAL, **found, approves_reboots=dice.random() < 0.5, validation_timeout_s=300.0)
 
