@@ -7,33 +7,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from driver_manager.domain.fleet import spec
 from driver_manager.domain.fleet.advance import advance, last_good
-from driver_manager.domain.fleet.spec import (
-    Amount,
-    Fleet,
-    FleetNode,
-    LostNode,
-    OnHalt,
-    Requests,
-    RevisionHistory,
-    RolloutState,
-    Taint,
-    UnitMode,
-    Units,
-    UpgradeState,
-    Wave,
-    WaveHistory,
-)
-from driver_manager.domain.fleet.state import FleetDecision, MarkNode, NodePhase, Phase, SetTemplate
+from driver_manager.domain.fleet.spec import Amount, FleetNode, LostNode, RolloutState, UpgradeState, Wave, WaveHistory
+from driver_manager.domain.fleet.state import FleetDecision, MarkNode, NodePhase, Phase
 from driver_manager.domain.node_state import NodeState
 from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, matching, new_pod, node, pod, policy, record
 
 RESTART, REBOOT, DONE, FAILED = UpgradeState.RESTART, UpgradeState.REBOOT, UpgradeState.DONE, UpgradeState.FAILED
 GOOD = RolloutState(target=NEW, good=OLD)
+LONG_AGO = record(began_s=NOW_S - 90_000, since_s=NOW_S - 90_000)
 
 
 def begun(decision: FleetDecision) -> list[str]:
-    """The nodes that are taken."""
     return [act.node for act in decision.acts if isinstance(act, MarkNode) and act.state is RESTART]
 
 
@@ -45,7 +31,8 @@ def lost(name: str, *, has_failed: bool = True) -> LostNode:
     return LostNode(name, f"uid-{name}", NOW_S - 5, "waited", has_failed)
 
 
-# nodes that disappear
+BROKEN = node("a", FAILED, record=record(reason="broken"))
+UNDO = policy(on_halt=spec.OnHalt.UNDO)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +40,12 @@ def lost(name: str, *, has_failed: bool = True) -> LostNode:
     [
         (node("x", FAILED, record=record("x", reason="broken")), True),
         (node("x", RESTART, is_ready=False), True),
-        (node("x", RESTART, record=record("x", began_s=NOW_S - 9000, since_s=NOW_S - 9000)), True),
+        (node("x", RESTART, record=LONG_AGO), True),
         (node("x", RESTART, driver_state=NodeState.WEDGED), True),
         (node("x", RESTART), False),
         (node("x", UpgradeState.VALIDATION), False),
+        (node("x", REBOOT, record=LONG_AGO, driver_state=NodeState.REBOOT_REQUIRED), False),
     ],
-    ids=["failed", "not ready", "late", "wedged", "under way", "validated"],
 )
 def test_a_node_that_disappears_is_kept_with_what_it_was_doing(gone: FleetNode, has_failed: bool) -> None:
     found = advance(fleet([node("a"), node("b")], vanished=(gone,)), NOW_S)
@@ -69,17 +56,16 @@ def test_a_node_that_disappears_is_kept_with_what_it_was_doing(gone: FleetNode, 
     assert again.memory.lost == (kept,), "it is counted once"
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3])
-def test_one_more_lost_node_than_failures_are_allowed_halts(number: int) -> None:
-    memory = replace(GOOD, lost=tuple(lost(str(one), has_failed=False) for one in range(number)))
-    found = advance(fleet([node("a")], memory=memory, policy=policy(failure_threshold=2)), NOW_S)
-    assert (found.outlook.phase is Phase.HALTED) == (number == 3)
-    assert number < 3 or "failureThreshold is 2, lost: 0, 1, 2; 0: waited" in found.outlook.message
+def test_one_more_lost_node_than_failures_are_allowed_halts() -> None:
+    for number in range(4):
+        memory = replace(GOOD, lost=tuple(lost(str(one), has_failed=False) for one in range(number)))
+        found = advance(fleet([node("a")], memory=memory, policy=policy(failure_threshold=2)), NOW_S)
+        assert (found.outlook.phase is Phase.HALTED) == (number == 3)
+    assert "failureThreshold is 2, lost: 0, 1, 2; 0: waited" in found.outlook.message
 
 
 def test_failures_of_nodes_that_disappeared_count_with_those_that_are_there() -> None:
-    nodes = [node("a", FAILED, record=record("a", reason="broken")), node("b")]
-    rules = policy(failure_threshold=2)
+    nodes, rules = [BROKEN, node("b")], policy(failure_threshold=2)
     assert advance(fleet(nodes, policy=rules), NOW_S).outlook.phase is Phase.PROGRESSING
     found = advance(fleet(nodes, policy=rules, memory=replace(GOOD, lost=(lost("x"),))), NOW_S)
     assert found.outlook.message.startswith("failureThreshold is 2, failed: a, x (disappeared); a: broken; new nodes")
@@ -87,74 +73,48 @@ def test_failures_of_nodes_that_disappeared_count_with_those_that_are_there() ->
 
 def test_a_new_template_or_a_requested_retry_forgets_the_losses() -> None:
     memory = replace(GOOD, lost=(lost("x"),))
-    retried = advance(fleet([node("a")], memory=memory, wishes=Requests(retry=NEW)), NOW_S)
+    retried = advance(fleet([node("a")], memory=memory, wishes=spec.Requests(retry=NEW)), NOW_S)
     assert (retried.memory.lost, retried.memory.retried, begun(retried)) == ((), f"{NEW}:", ["a"])
     later = replace(retried.memory, lost=(lost("y"),), failed=(NEW,))
     for identifier, phase in (("", Phase.HALTED), ("again", Phase.PROGRESSING)):
-        wishes = Requests(retry=NEW, retry_id=identifier)
+        wishes = spec.Requests(retry=NEW, retry_id=identifier)
         assert advance(fleet([node("a")], memory=later, wishes=wishes), NOW_S).outlook.phase is phase
     assert advance(fleet([node("a")], memory=replace(memory, target=OLD)), NOW_S).memory.lost == ()
 
 
-@pytest.mark.parametrize(
-    ("seen", "at_s"),
-    [
-        (LostNode("x", "uid-x", 0.0, "broken", has_failed=True), NOW_S),
-        (LostNode("x", "uid-x", 0.0, "waits", has_failed=False), NOW_S),
-        (LostNode("a", "uid-a", 0.0, "broken", has_failed=True), None),
-    ],
-    ids=["failed", "restarted", "still there"],
-)
-def test_a_new_controller_finds_in_the_status_who_disappeared(seen: LostNode, at_s: float | None) -> None:
-    found = advance(fleet([node("a")], forgotten=(seen,)), NOW_S).memory.lost
-    assert found == (() if at_s is None else (replace(seen, at_s=at_s),))
+def test_a_new_controller_finds_in_the_status_who_disappeared() -> None:
+    for has_failed in (True, False):
+        seen = lost("x", has_failed=has_failed)
+        assert advance(fleet([node("a")], forgotten=(seen,)), NOW_S).memory.lost == (replace(seen, at_s=NOW_S),)
+    assert advance(fleet([node("a")], forgotten=(lost("a"),)), NOW_S).memory.lost == (), "it is still there"
 
 
-@pytest.mark.parametrize("said", [{"is_skipped": True}, {"is_operated": True}])
-def test_a_node_that_was_left_out_before_it_disappeared_is_not_counted(said: dict[str, Any]) -> None:
-    gone = node("x", FAILED, record=record("x", reason="broken"), **said)
-    assert advance(fleet([node("a")], vanished=(gone,)), NOW_S).memory.lost == ()
+def test_a_node_that_was_left_out_before_it_disappeared_is_not_counted() -> None:
+    for said in ({"is_skipped": True}, {"is_operated": True}):
+        gone = node("x", FAILED, record=record("x", reason="broken"), **said)
+        assert advance(fleet([node("a")], vanished=(gone,)), NOW_S).memory.lost == ()
 
 
-def test_a_node_that_waited_for_its_reboot_is_lost_and_has_not_failed() -> None:
-    long = record("x", began_s=NOW_S - 9000, since_s=NOW_S - 9000)
-    gone = node("x", REBOOT, record=long, driver_state=NodeState.REBOOT_REQUIRED)
-    (kept,) = advance(fleet([node("a")], vanished=(gone,)), NOW_S).memory.lost
-    assert not kept.has_failed
-
-
-@pytest.mark.parametrize(
-    ("key", "state", "place"),
-    [
-        ("dedicated", FAILED, NodePhase.FAILED),
-        ("node.kubernetes.io/not-ready", RESTART, NodePhase.UNDER_WAY),
-        ("karpenter.sh/disrupted", RESTART, NodePhase.UNDER_WAY),
-        ("karpenter.sh/disrupted", FAILED, NodePhase.FAILED),
-    ],
-)
-def test_a_taint_that_the_driver_may_have_caused_takes_no_record_away(
-    key: str, state: UpgradeState, place: NodePhase
-) -> None:
-    tainted = node("a", state, taints=(Taint(key, "", "NoSchedule"),))
-    found = advance(fleet([tainted, node("b")], [pod("b")]), NOW_S)
-    assert found.outlook.nodes[0].place is place
-    assert not [act for act in found.acts if isinstance(act, MarkNode) and act.record is None]
+def test_a_taint_that_a_driver_may_have_caused_takes_no_record_away() -> None:
+    failed, under_way = (FAILED, NodePhase.FAILED), (RESTART, NodePhase.UNDER_WAY)
+    of_node, of_removal = "node.kubernetes.io/not-ready", "karpenter.sh/disrupted"
+    cases = (("dedicated", failed), (of_node, under_way), (of_removal, under_way), (of_removal, failed))
+    for key, (state, place) in cases:
+        tainted = node("a", state, taints=(spec.Taint(key, "", "NoSchedule"),))
+        found = advance(fleet([tainted, node("b")], [pod("b")]), NOW_S)
+        assert found.outlook.nodes[0].place is place, key
+        assert not [act for act in found.acts if isinstance(act, MarkNode) and act.record is None], key
 
 
 def test_a_broken_machine_does_not_send_the_fleet_back_from_a_good_revision() -> None:
-    memory = RolloutState(target=NEW, good=NEW, history=(RevisionHistory(OLD, 0.0, 1.0, "complete"),))
-    rules = policy(on_halt=OnHalt.UNDO)
-    broken = node("a", FAILED, record=record("a", reason="broken"))
-    found = advance(fleet([broken, node("b")], policy=rules, memory=memory), NOW_S)
+    memory = RolloutState(target=NEW, good=NEW, history=(spec.RevisionHistory(OLD, 0.0, 1.0, "complete"),))
+    found = advance(fleet([BROKEN, node("b")], policy=UNDO, memory=memory), NOW_S)
     assert (found.outlook.phase, found.memory.undo_to) == (Phase.HALTED, "")
 
 
 def test_a_halt_by_losses_goes_back() -> None:
-    rules = policy(on_halt=OnHalt.UNDO)
-    first = advance(fleet([node("a")], policy=rules, memory=replace(GOOD, lost=(lost("x"),))), NOW_S)
+    first = advance(fleet([node("a")], policy=UNDO, memory=replace(GOOD, lost=(lost("x"),))), NOW_S)
     assert (first.memory.undo_from, first.memory.undo_to) == (NEW, OLD)
-    acts = advance(fleet([node("a")], policy=rules, memory=first.memory), NOW_S).acts
-    assert any(isinstance(act, SetTemplate) and act.revision == OLD for act in acts)
 
 
 def test_an_object_that_was_made_again_finds_the_good_revision_in_what_serves() -> None:
@@ -162,62 +122,17 @@ def test_an_object_that_was_made_again_finds_the_good_revision_in_what_serves() 
     assert last_good(fleet([node("a")], [pod("a", "third"), pod("b")], memory=RolloutState()), NEW) == ""
 
 
-# the record decides
-
-
-@pytest.mark.parametrize("word", ["", "upgrade-done", "cordon-required"])
-def test_a_label_that_somebody_changed_undoes_no_failure(word: str) -> None:
-    failed = node("a", FAILED, upgrade=word, record=record("a", reason="broken", state=FAILED.value))
+def test_a_label_that_another_writer_changed_undoes_no_failure() -> None:
+    failed = node("a", FAILED, upgrade="upgrade-done", record=record("a", reason="broken", state=FAILED.value))
     found = advance(fleet([failed, node("b")]), NOW_S)
     assert (found.outlook.phase, begun(found)) == (Phase.HALTED, [])
 
 
-def test_a_node_whose_label_is_gone_stays_under_way() -> None:
-    taken = node("a", RESTART, upgrade="", record=record("a", state=RESTART.value))
-    assert reasons(advance(fleet([taken]), NOW_S)) == {"a": "under way: its driver pod will be deleted"}
-    assert reasons(advance(fleet([taken], [new_pod("a")]), NOW_S)) == {"a": "under way: its driver is ready"}
-
-
-# waits for others
-
-
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
-        ({"is_reboot_approved": True}, "waits for the rebooter: for its slot, its window or the node's uptime"),
-        ({}, "waits for approval of its reboot"),
-        ({"is_rebooting": True}, "reboots"),
-    ],
-)
-def test_the_time_of_a_reboot_counts_from_its_grant(said: dict[str, Any], reason: str) -> None:
-    long = record("a", began_s=NOW_S - 90_000, since_s=NOW_S - 90_000)
-    facts = {"driver_state": NodeState.REBOOT_REQUIRED, "outcome_s": NOW_S, **said}
-    waiting = node("a", REBOOT, record=long, **facts)
-    found = advance(fleet([waiting], [new_pod("a", is_ready=False)]), NOW_S)
-    assert reasons(found) == {"a": f"under way: {reason}"}
-    marks = [act for act in found.acts if isinstance(act, MarkNode)]
-    assert [act.record.since_s for act in marks if act.record] == ([NOW_S] if said.get("is_rebooting") else [])
-
-
 def test_a_node_that_waits_for_its_reboot_may_lose_its_pod() -> None:
-    long = record("a", began_s=NOW_S - 90_000, since_s=NOW_S - 90_000)
-    waiting = node("a", REBOOT, record=long, driver_state=NodeState.REBOOT_REQUIRED, outcome_s=NOW_S)
+    waiting = node("a", REBOOT, record=LONG_AGO, driver_state=NodeState.REBOOT_REQUIRED, outcome_s=NOW_S)
     assert reasons(advance(fleet([waiting], []), NOW_S)) == {"a": "under way: waits for approval of its reboot"}
-
-
-# what is left out is not counted
-
-
-@pytest.mark.parametrize(
-    "said", [{"state": FAILED}, {"unschedulable": True}, {"is_ready": False}], ids=["failed", "cordoned", "not ready"]
-)
-def test_a_skipped_node_counts_for_nothing(said: dict[str, Any]) -> None:
-    def found(*, is_skipped: bool) -> FleetDecision:
-        nodes = [node("a", is_skipped=is_skipped, **said), node("b")]
-        return advance(fleet(nodes, policy=policy(max_unavailable=Amount(1))), NOW_S)
-
-    assert begun(found(is_skipped=False)) == []
-    assert begun(found(is_skipped=True)) == ["b"]
+    approved = reasons(advance(fleet([replace(waiting, is_reboot_approved=True)], []), NOW_S))
+    assert approved == {"a": "under way: waits for the rebooter: for its slot, its window or the node's uptime"}
 
 
 @pytest.mark.parametrize("said", [{"is_skipped": True}, {"is_deleting": True}, {"is_operated": True}])
@@ -233,46 +148,27 @@ def test_a_node_in_no_wave_costs_no_budget() -> None:
     assert begun(advance(fleet(nodes, policy=rules), NOW_S)) == ["a"]
 
 
-@pytest.mark.parametrize("said", [{"unschedulable": True}, {"is_ready": False}, {"is_skipped": True}])
-def test_of_a_unit_that_begins_together_none_goes_if_one_cannot(said: dict[str, Any]) -> None:
-    units = Units("dom", UnitMode.TOGETHER)
-    nodes = [node("a", labels={"dom": "1"}), node("b", labels={"dom": "1"}, **said), node("c", labels={"dom": "2"})]
-    found = advance(fleet(nodes, policy=policy(units=units, max_parallel=0)), NOW_S)
-    assert begun(found) == ["c"]
-    assert reasons(found)["a"].startswith("waiting: waits for node b (")
-
-
 # nodes that came with the target
 
 
-@pytest.mark.parametrize(
-    ("made_s", "said", "good", "phase"),
-    [
-        (NOW_S - 1801, {}, OLD, Phase.HALTED),
-        (NOW_S - 1801, {"driver_state": NodeState.REBOOT_REQUIRED}, OLD, Phase.PROGRESSING),
-        (NOW_S - 1799, {}, OLD, Phase.PROGRESSING),
-        (NOW_S - 9000, {"ready_s": NOW_S - 60}, OLD, Phase.PROGRESSING),
-        (NOW_S - 1801, {"is_ready": False}, OLD, Phase.PROGRESSING),
-        (NOW_S - 1801, {"is_skipped": True}, OLD, Phase.PROGRESSING),
-        (NOW_S - 1801, {}, NEW, Phase.PROGRESSING),
-    ],
-    ids=["late", "reboot", "in time", "Ready since", "not Ready", "skipped", "good before"],
-)
-def test_a_node_that_has_the_target_and_does_not_serve_it_fails_in_the_end(
-    made_s: float, said: dict[str, Any], good: str, phase: Phase
-) -> None:
-    pods = [new_pod("a", is_ready=False, made_s=made_s, why_waiting="Pending"), pod("b")]
-    found = advance(fleet([node("a", **said), node("b")], pods, memory=replace(GOOD, good=good)), NOW_S)
-    assert found.outlook.phase is phase
-    if phase is Phase.HALTED:
-        why = "failed: has the target revision, and does not serve it within 30 min: Pending"
-        assert reasons(found)["a"] == why
+def test_a_node_that_has_the_target_and_does_not_serve_it_fails_in_the_end() -> None:
+    def found(**said: Any) -> FleetDecision:
+        made_s, memory = said.pop("made_s", NOW_S - 1801), replace(GOOD, good=said.pop("good", OLD))
+        pods = [new_pod("a", is_ready=False, made_s=made_s, why_waiting="Pending"), pod("b")]
+        return advance(fleet([node("a", **said), node("b")], pods, memory=memory), NOW_S)
+
+    assert found().outlook.phase is Phase.HALTED
+    assert reasons(found())["a"] == "failed: has the target revision, and does not serve it within 30 min: Pending"
+    for in_time in ({"made_s": NOW_S - 1799}, {"made_s": NOW_S - 9000, "ready_s": NOW_S - 60}):
+        assert found(**in_time).outlook.phase is Phase.PROGRESSING, in_time
+    for said in ({"driver_state": NodeState.REBOOT_REQUIRED}, {"is_ready": False}, {"is_skipped": True}, {"good": NEW}):
+        assert found(**said).outlook.phase is Phase.PROGRESSING, said
 
 
 def test_the_time_without_service_counts_from_its_begin_and_from_that_of_the_rollout() -> None:
     def phase(began_s: float = 0.0, clock_s: float = 0.0, **said: Any) -> Phase:
         pods = [new_pod("a", is_ready=False, made_s=NOW_S - 9000, **said), pod("b")]
-        memory = replace(GOOD, history=(RevisionHistory(NEW, began_s),))
+        memory = replace(GOOD, history=(spec.RevisionHistory(NEW, began_s),))
         facts = fleet([node("a", DONE), node("b")], pods, memory=memory, clock_s=clock_s)
         return advance(facts, NOW_S).outlook.phase
 
@@ -298,15 +194,12 @@ def done(name: str, since_s: float) -> FleetNode:
     return node(name, DONE, record=record(name, since_s=since_s, began_s=since_s - 60))
 
 
-def of_ten(*, came: int = 0, memory: RolloutState = GOOD, first: FleetNode | None = None) -> Fleet:
+def of_ten(*, came: int = 0, memory: RolloutState = GOOD, first: FleetNode | None = None) -> spec.Fleet:
     """Ten nodes, of which the first may have the target; and some that came with it."""
     nodes = [first or node("n0"), *(node(f"n{number}") for number in range(1, 10))]
     news = [node(f"a{number}") for number in range(came)]
-    pods = [
-        new_pod("n0") if first else pod("n0"),
-        *(pod(one.name) for one in nodes[1:]),
-        *map(new_pod, (one.name for one in news)),
-    ]
+    pods = [new_pod("n0") if first else pod("n0"), *(pod(one.name) for one in nodes[1:])]
+    pods += [new_pod(one.name) for one in news]
     return fleet([*nodes, *news], pods, policy=policy(waves=TENTH, max_parallel=0), memory=memory)
 
 
@@ -349,14 +242,10 @@ def test_a_chosen_canary_that_goes_does_not_stop_the_rollout_for_good(is_gone: b
     assert begun(advance(facts, NOW_S + 540)) == ["b"]
 
 
-# clocks
-
-
 @pytest.mark.parametrize("step_s", [7200.0, -7200.0])
 def test_a_clock_that_is_set_fails_no_node(step_s: float) -> None:
     now_s = NOW_S + step_s
-    taken = node("a", RESTART, record=record("a", began_s=NOW_S - 60, since_s=NOW_S - 60))
-    facts = replace(fleet([taken], [new_pod("a", is_ready=False)]), clock_s=now_s)
+    facts = fleet([node("a", RESTART)], [new_pod("a", is_ready=False)], clock_s=now_s)
     assert advance(facts, now_s).outlook.phase is Phase.PROGRESSING
     assert advance(facts, now_s + 1799).outlook.phase is Phase.PROGRESSING
     kept = replace(facts, clock_s=0.0, memory=advance(facts, now_s).memory)
