@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from driver_manager.adapters.report.http import Heartbeat
@@ -23,8 +22,6 @@ from tests.support.fakes.fleet_builders import NEW, NOW_S, fleet, new_pod, node,
 DONE, FAILED, RESTART, REBOOT = UpgradeState.DONE, UpgradeState.FAILED, UpgradeState.RESTART, UpgradeState.REBOOT
 PROFILES = builtin()
 NVIDIA, REBELLIONS = PROFILES["nvidia"].upgrade_metrics, PROFILES["rebellions"].upgrade_metrics
-
-
 HISTORY = (RevisionHistory(NEW, NOW_S - 900.0),)
 
 
@@ -44,7 +41,6 @@ def some(**rules: Any) -> Fleet:
 
 
 def counted(facts: Fleet, decision_s: float = 0.25) -> RolloutFigures:
-    """Its figures."""
     return figures(facts, advance(facts, NOW_S), decision_s)
 
 
@@ -59,18 +55,11 @@ def read(text: str) -> dict[tuple[object, ...], float]:
 
 
 def of_operator(names: UpgradeMetrics, *found: RolloutFigures, leads: bool = True) -> dict[tuple[object, ...], float]:
-    """What is served under these names."""
     return read(exposition(operator_families(report(*found, leads=leads), names)))
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def endpoint(clock: FakeClock) -> FleetEndpoint:
-    return FleetEndpoint(Heartbeat(clock, 60.0), REBELLIONS)
+def served(clock: FakeClock | None = None) -> FleetEndpoint:
+    return FleetEndpoint(Heartbeat(clock or FakeClock(), 60.0), REBELLIONS)
 
 
 def test_a_node_is_counted_where_it_stands_and_by_the_operators_word_for_that() -> None:
@@ -99,13 +88,15 @@ def test_a_rollout_moves_when_a_node_comes_to_another_state_or_when_it_begins() 
 def test_a_pace_that_is_unknown_is_served_as_0() -> None:
     known = counted(some())
     assert known.pace == Pace(40.0, left_s=2 * 40.0, free=1), "b took so long; four are left, three at a time"
+    assert counted(some(paused=True)).pace == Pace(), "a rollout that does not go on has none"
     for one, values in ((known, (40.0, NOW_S + 80.0)), (replace(known, pace=Pace()), (0.0, 0.0))):
         found = {family.name: family.values for family in fleet_families(report(one))}
         served = ("node_seconds", "expected_end_timestamp_seconds")
         assert tuple(found[f"driver_manager_rollout_{name}"][0][1] for name in served) == values
 
 
-def test_what_is_served_is_what_prometheus_reads(endpoint: FleetEndpoint) -> None:
+def test_what_is_served_is_what_prometheus_reads() -> None:
+    endpoint = served()
     told = FleetReport(True, "", {'npu/"odd"': counted(some())}, {"MarkNode": 4, "RestartPod": 2}, NOW_S)
     endpoint.publish(told)
     answer = endpoint.respond("/metrics")
@@ -146,9 +137,8 @@ def test_nvidias_operator_has_a_number_for_each() -> None:
 
 
 def test_rebellions_operator_has_one_metric_by_state_zeros_included() -> None:
-    assert of_operator(REBELLIONS, counted(some())) == {
-        ("rbln_operator_driver_upgrade_nodes", ("state", word)): count for word, count in counted(some()).words.items()
-    }
+    name, words = "rbln_operator_driver_upgrade_nodes", counted(some()).words
+    assert of_operator(REBELLIONS, counted(some())) == {(name, ("state", word)): words[word] for word in words}
 
 
 def test_several_rollouts_are_one_number_and_upgrades_are_on_unless_every_rollout_is_paused() -> None:
@@ -159,19 +149,13 @@ def test_several_rollouts_are_one_number_and_upgrades_are_on_unless_every_rollou
     assert found["gpu_operator_nodes_upgrades_available",] == 2
 
 
-@pytest.mark.parametrize(
-    ("rules", "available"),
-    [
-        ({}, 1),
-        ({"max_parallel": 2}, 0),
-        ({"max_parallel": 0}, 2),
-        ({"max_parallel": 9, "max_unavailable": Amount(5)}, 1),
-        ({"max_parallel": 0, "paused": True}, 0),
-        ({"max_parallel": 0, "failure_threshold": 1}, 0),
-    ],
-)
-def test_an_upgrade_can_start_where_somebody_waits_and_there_is_room(rules: dict[str, object], available: int) -> None:
-    assert of_operator(NVIDIA, counted(some(**rules)))["gpu_operator_nodes_upgrades_available",] == available
+def test_an_upgrade_can_start_where_a_node_waits_and_there_is_room() -> None:
+    def available(**rules: Any) -> float:
+        return of_operator(NVIDIA, counted(some(**rules)))["gpu_operator_nodes_upgrades_available",]
+
+    assert [available(max_parallel=most) for most in (2, 3, 0)] == [0, 1, 2]
+    assert available(max_parallel=9, max_unavailable=Amount(5)) == 1
+    assert available(max_parallel=0, paused=True) == available(max_parallel=0, failure_threshold=1) == 0
 
 
 def test_who_stands_by_says_nothing_under_these_names() -> None:
@@ -184,7 +168,8 @@ def test_who_stands_by_says_nothing_under_these_names() -> None:
 # over HTTP
 
 
-def test_it_is_ready_while_it_does_its_work_be_it_to_stand_by(endpoint: FleetEndpoint) -> None:
+def test_it_is_ready_while_it_does_its_work_be_it_to_stand_by() -> None:
+    endpoint = served()
     assert endpoint.respond("/readyz").status == 503, "it has not looked yet"
     for told, status, body in (
         (FleetReport(leads=False, why_not_ready=""), 200, b"standing by\n"),
@@ -197,7 +182,9 @@ def test_it_is_ready_while_it_does_its_work_be_it_to_stand_by(endpoint: FleetEnd
     assert endpoint.respond("/").status == 404
 
 
-def test_a_loop_that_hangs_does_no_work_whatever_it_said_before(endpoint: FleetEndpoint, clock: FakeClock) -> None:
+def test_a_loop_that_hangs_does_no_work_whatever_it_said_before() -> None:
+    clock = FakeClock()
+    endpoint = served(clock)
     endpoint.publish(report(counted(some())))
     assert endpoint.respond("/healthz").status == 200
     clock.sleep(61.0)

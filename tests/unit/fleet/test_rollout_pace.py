@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from driver_manager.domain.fleet.advance import advance
@@ -30,26 +29,17 @@ def of(*found: FleetNode, **rules: Any) -> Fleet:
 
 
 def pace_of(facts: Fleet) -> Pace:
-    """Its pace now."""
     return advance(facts, NOW_S).outlook.pace
 
 
 THREE = (done("a"), done("b", 9000.0), done("c", 200.0))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "node_s"),
-    [
-        ((*THREE, done("d", 1.0, revision=OLD)), 200.0),
-        ((*THREE, done("e", 300.0)), 250.0),
-        ((done("a", 50.0, revision=OLD),), 50.0),
-        ((done("a", -50.0),), None),
-    ],
-)
-def test_what_a_node_takes_is_the_median_of_those_that_are_done(
-    nodes: tuple[FleetNode, ...], node_s: float | None
-) -> None:
-    assert pace_of(of(*nodes)).node_s == node_s
+def test_what_a_node_takes_is_the_median_of_those_that_are_done() -> None:
+    assert pace_of(of(*THREE, done("d", 1.0, revision=OLD))).node_s == 200.0
+    assert pace_of(of(*THREE, done("e", 300.0))).node_s == 250.0
+    assert pace_of(of(done("a", 50.0, revision=OLD))).node_s == 50.0
+    assert pace_of(of(done("a", -50.0))).node_s is None
 
 
 def test_how_long_users_are_without_their_device_is_the_median_of_the_windows_that_are_over() -> None:
@@ -65,33 +55,21 @@ def test_how_long_users_are_without_their_device_is_the_median_of_the_windows_th
 
 REST = tuple(map(node, "bcdef"))
 AWAY = (node("x", unschedulable=True), node("y", is_ready=False))
-BROKEN = record("d", reason="broken")
-NO_LIMIT: dict[str, Any] = {"max_parallel": 0}
+BROKEN = node("d", FAILED, record=record("d", reason="broken"))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "rules", "left_s"),
-    [
-        (REST, {}, 500.0),
-        (REST, {"max_parallel": 2}, 300.0),
-        (REST, NO_LIMIT, 100.0),
-        (REST, {**NO_LIMIT, "max_unavailable": Amount(3)}, 200.0),
-        ((*REST, *AWAY), {**NO_LIMIT, "max_unavailable": Amount(3)}, 500.0),
-        ((*REST, *AWAY), {**NO_LIMIT, "max_unavailable": Amount(2)}, 500.0),  # as one at a time, at least
-        ((node("b", RESTART), node("c")), {}, 200.0),
-        ((node("b", RESTART),), {}, 100.0),
-        ((node("b", RESTART), node("c"), node("d", FAILED, record=BROKEN)), {"failure_threshold": 9}, 200.0),
-        (
-            (node("b", RESTART), node("c"), node("d", FAILED, record=BROKEN, wants_retry=True)),
-            {"failure_threshold": 9},
-            300.0,
-        ),
-    ],
-)
-def test_as_many_go_at_a_time_as_the_limits_allow_in_turns_of_the_median(
-    nodes: tuple[FleetNode, ...], rules: dict[str, Any], left_s: float
-) -> None:
-    assert pace_of(of(done("a"), *nodes, **rules)).left_s == left_s
+def test_as_many_go_at_a_time_as_the_limits_allow_in_turns_of_the_median() -> None:
+    def left_s(*nodes: FleetNode, **rules: Any) -> float | None:
+        return pace_of(of(done("a"), *nodes, **rules)).left_s
+
+    assert [left_s(*REST, max_parallel=most) for most in (1, 2, 0)] == [500.0, 300.0, 100.0]
+    assert left_s(*REST, max_parallel=0, max_unavailable=Amount(3)) == 200.0
+    assert left_s(*REST, *AWAY, max_parallel=0, max_unavailable=Amount(3)) == 500.0
+    assert left_s(*REST, *AWAY, max_parallel=0, max_unavailable=Amount(2)) == 500.0, "as one at a time, at least"
+    under_way = (node("b", RESTART), node("c"))
+    assert (left_s(under_way[0]), left_s(*under_way)) == (100.0, 200.0)
+    assert left_s(*under_way, BROKEN, failure_threshold=9) == 200.0
+    assert left_s(*under_way, replace(BROKEN, wants_retry=True), failure_threshold=9) == 300.0
 
 
 def test_there_is_no_estimate_before_the_first_node_is_done_or_after_the_last() -> None:
@@ -99,37 +77,21 @@ def test_there_is_no_estimate_before_the_first_node_is_done_or_after_the_last() 
     assert pace_of(of(done("a"))) == Pace(100.0)
 
 
-def ending(**wave: Any) -> dict[str, Any]:
-    """A canary that is done and waits for this."""
-    return {"policy": policy(waves=(Wave("canary", count=1, **wave), Wave("rest")))}
-
-
-@pytest.mark.parametrize(
-    ("given", "phase"),
-    [
+def test_there_is_no_end_where_no_node_may_start() -> None:
+    approved, soaked = Wave("canary", count=1, needs_approval=True), Wave("canary", count=1, soak_s=999.0)
+    for given, phase in (
         ({"policy": policy(paused=True)}, Phase.PAUSED),
         ({"policy": policy(schedule=parse_windows("00:00-00:01"))}, Phase.WAITING_FOR_WINDOW),
         ({"rivals": ("npu/older",)}, Phase.STALLED),
         ({"daemon_set": replace(DAEMON_SET, is_current=False)}, Phase.PROGRESSING),
-        (ending(needs_approval=True), Phase.WAITING_FOR_APPROVAL),
-        (ending(soak_s=999.0), Phase.SOAKING),
-    ],
-)
-def test_there_is_no_end_where_no_node_may_start(given: dict[str, Any], phase: Phase) -> None:
-    facts = fleet([done("a"), node("b")], [new_pod("a"), pod("b")], **given)
-    assert advance(facts, NOW_S).outlook.phase is phase
-    assert pace_of(facts) == Pace(100.0)
+        ({"policy": policy(waves=(approved, Wave("rest")))}, Phase.WAITING_FOR_APPROVAL),
+        ({"policy": policy(waves=(soaked, Wave("rest")))}, Phase.SOAKING),
+    ):
+        facts = fleet([done("a"), node("b")], [new_pod("a"), pod("b")], **given)
+        assert (advance(facts, NOW_S).outlook.phase, pace_of(facts)) == (phase, Pace(100.0))
 
 
-@pytest.mark.parametrize(
-    ("rules", "free"),
-    [
-        ({"max_parallel": 3}, 2),
-        ({"max_parallel": 1}, 0),
-        (NO_LIMIT, 3),
-        ({"max_parallel": 3, "max_unavailable": Amount(2)}, 1),
-    ],
-)
-def test_room_is_what_the_limits_leave_of_those_under_way(rules: dict[str, Any], free: int) -> None:
+def test_room_is_what_the_limits_leave_of_those_under_way() -> None:
     nodes = [done("a"), node("b", RESTART, record=record("b")), node("c"), node("d")]
-    assert pace_of(of(*nodes, **rules)).free == free
+    assert [pace_of(of(*nodes, max_parallel=most)).free for most in (3, 1, 0)] == [2, 0, 3]
+    assert pace_of(of(*nodes, max_parallel=3, max_unavailable=Amount(2))).free == 1
