@@ -13,27 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from driver_manager.domain.fleet import state
+from driver_manager.domain.fleet import status as statuses
 from driver_manager.domain.fleet.spec import LostNode, RevisionHistory, RolloutState, WaveHistory, memory_of
-from driver_manager.domain.fleet.state import (
-    FleetDecision,
-    NodePhase,
-    NodePreflight,
-    NodeView,
-    Outlook,
-    Phase,
-    PreflightResult,
-    WaveView,
-)
-from driver_manager.domain.fleet.status import (
-    MAX_GROUPS,
-    MAX_KEPT,
-    MAX_NAMED,
-    MAX_NAMED_OF_GROUP,
-    OTHERS,
-    is_urgent,
-    status_of,
-    status_of_problems,
-)
+from driver_manager.domain.fleet.state import FleetDecision, NodePhase, NodePreflight, NodeView, Phase, WaveView
+from driver_manager.domain.fleet.status import MAX_GROUPS, MAX_KEPT, MAX_NAMED, is_urgent, status_of, status_of_problems
 from tests.support.docs.rollout_object import definition
 from tests.support.docs.status_fields import STATUS, Kind
 from tests.support.fakes.schemas import closed
@@ -41,7 +25,7 @@ from tests.support.fakes.schemas import closed
 Json = dict[str, Any]
 GOLDEN = Path(__file__).parents[1] / "golden/rollout-status-v1alpha1.json"
 NOW_S = 1_767_323_045.0
-LATER_S, LATER = NOW_S + 600, "2026-01-02T03:14:05Z"
+NOW, LATER_S, LATER = "2026-01-02T03:04:05Z", NOW_S + 600, "2026-01-02T03:14:05Z"
 SCHEMA = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
 FORM = fastjsonschema.compile(closed({key: value for key, value in SCHEMA.items() if key != "description"}))
 
@@ -67,9 +51,9 @@ MEMORY = RolloutState(
         LostNode("node-2", "u2", 0.0, "the driver pod restarts", has_failed=False),
     ),
 )
-PASSES = NodePreflight(PreflightResult.PASSES)
-FAILS = NodePreflight(PreflightResult.FAILS, "module: none for this kernel")
-OUTLOOK = Outlook(
+PASSES = NodePreflight(state.PreflightResult.PASSES)
+FAILS = NodePreflight(state.PreflightResult.FAILS, "module: none for this kernel")
+OUTLOOK = state.Outlook(
     Phase.PROGRESSING,
     "NodesUnderWay",
     "wave 2 of 2 (rest): 2 of 6 nodes updated",
@@ -97,18 +81,16 @@ WAVE_NUMBERS = st.integers(0, 20)
 
 
 def some(one: st.SearchStrategy[Any], most: int) -> st.SearchStrategy[tuple[Any, ...]]:
-    """A tuple of those."""
     return st.lists(one, max_size=most).map(tuple)
 
 
-RESULTS = st.none() | st.builds(NodePreflight, st.sampled_from(PreflightResult), TEXTS)
+RESULTS = st.none() | st.builds(NodePreflight, st.sampled_from(state.PreflightResult), TEXTS)
 NODES = st.builds(NodeView, TEXTS, st.sampled_from(NodePhase), WAVE_NUMBERS, TEXTS, SECONDS, RESULTS)
 COUNTS = st.dictionaries(st.sampled_from(NodePhase), st.integers(0, 9))
 WAVES = some(st.builds(WaveView, st.integers(1, 20), TEXTS, COUNTS, SECONDS), 4)
 PAST = some(st.builds(RevisionHistory, TEXTS, st.floats(allow_nan=False), SECONDS, TEXTS), 20)
-OUTLOOKS = st.builds(Outlook, st.sampled_from(Phase), TEXTS, TEXTS, TEXTS, WAVE_NUMBERS, some(NODES, 40), WAVES)
+OUTLOOKS = st.builds(state.Outlook, st.sampled_from(Phase), TEXTS, TEXTS, TEXTS, WAVE_NUMBERS, some(NODES, 40), WAVES)
 MEMORIES = st.builds(RolloutState, TEXTS, TEXTS, some(TEXTS, 20), PAST, *[TEXTS] * 3)
-DECISIONS = st.builds(FleetDecision, st.just(()), MEMORIES, OUTLOOKS)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS | st.sampled_from(["type", "status"]), inner),
@@ -148,11 +130,8 @@ def test_conditions_follow_the_phase(phase: Phase) -> None:
     is_ready, is_stalled = phase is Phase.COMPLETE, phase in (Phase.HALTED, Phase.STALLED)
     is_reconciling = not is_ready and not is_stalled and phase is not Phase.PAUSED
     assert status["phase"] == phase.value
-    assert conditions(status) == {
-        "Ready": str(is_ready),
-        "Reconciling": str(is_reconciling),
-        "Stalled": str(is_stalled),
-    }
+    expected = {"Ready": is_ready, "Reconciling": is_reconciling, "Stalled": is_stalled}
+    assert conditions(status) == {kind: str(holds) for kind, holds in expected.items()}
     assert {one["reason"] for one in status["conditions"]} == {"Because"}
     assert {one["observedGeneration"] for one in (status, *status["conditions"])} == {GENERATION}
 
@@ -162,15 +141,10 @@ def test_a_condition_keeps_its_time_while_its_status_stays_whatever_else_changes
     second = status_of(in_phase(Phase.SOAKING, "Two"), first, GENERATION + 1, LATER_S)
     assert since(second) == since(first)
     third = status_of(in_phase(Phase.COMPLETE), second, GENERATION + 1, LATER_S)
-    assert since(third) == {"Ready": LATER, "Reconciling": LATER, "Stalled": "2026-01-02T03:04:05Z"}
-
-
-@pytest.mark.parametrize("broken", [None, 7, "soon", "2026-01-02"])
-def test_a_time_that_is_none_is_not_kept(broken: Any) -> None:
-    old = written()
-    for one in old["conditions"]:
-        one["lastTransitionTime"] = broken
-    assert set(since(status_of(DECISION, old, GENERATION, LATER_S)).values()) == {LATER}
+    assert since(third) == {"Ready": LATER, "Reconciling": LATER, "Stalled": NOW}
+    for broken in (None, 7, "soon", "2026-01-02"):
+        old = {**third, "conditions": [{**one, "lastTransitionTime": broken} for one in third["conditions"]]}
+        assert set(since(status_of(in_phase(Phase.COMPLETE), old, GENERATION, NOW_S)).values()) == {NOW}
 
 
 def test_what_cannot_be_read_says_why_and_keeps_the_rest() -> None:
@@ -191,7 +165,7 @@ def test_nodes_that_wait_are_grouped_by_their_reason_the_most_first() -> None:
     names = [f"node-{number:02}" for number in range(20)]
     nodes = [NodeView(name, NodePhase.WAITING, 1, "few" if name < "node-03" else "many") for name in names]
     assert written(with_nodes(*reversed(nodes)))["waiting"] == [
-        {"reason": "many", "count": 17, "nodes": names[3 : 3 + MAX_NAMED_OF_GROUP]},
+        {"reason": "many", "count": 17, "nodes": names[3 : 3 + statuses.MAX_NAMED_OF_GROUP]},
         {"reason": "few", "count": 3, "nodes": names[:3]},
     ]
 
@@ -201,7 +175,7 @@ def test_no_node_that_waits_is_uncounted_however_many_reasons_there_are() -> Non
     groups = written(with_nodes(*nodes))["leftOut"]
     assert len(groups) == MAX_GROUPS
     assert sum(group["count"] for group in groups) == 101
-    assert groups[-1]["reason"] == OTHERS
+    assert groups[-1]["reason"] == statuses.OTHERS
 
 
 def test_of_many_failures_the_first_are_named() -> None:
@@ -219,54 +193,33 @@ def test_the_newest_is_remembered_of_what_is_bounded() -> None:
 
 def test_each_node_that_was_restarted_is_known_to_the_next_controller() -> None:
     untouched = (10, 30)  # one that is named, and one beyond
-    views = [
-        NodeView(f"n{at}", NodePhase.UNDER_WAY, 1, "", uid=f"u{at}", is_restarted=at not in untouched)
-        for at in range(40)
-    ]
+    stands = NodePhase.UNDER_WAY
+    views = [NodeView(f"n{at}", stands, 1, "", uid=f"u{at}", is_restarted=at not in untouched) for at in range(40)]
     seen = memory_of(written(with_nodes(*views))).seen
     assert {one.uid for one in seen} == {view.uid for view in views if view.is_restarted}
 
 
 def test_five_thousand_nodes_fit_into_one_object() -> None:
     places = itertools.cycle(NodePhase)
-    nodes = [
-        NodeView(f"node-{number:04}.{'n' * 200}", next(places), 1, f"{number} {'why ' * 500}", NOW_S)
-        for number in range(5_000)
-    ]
+    name, why = "n" * 200, "why " * 500
+    nodes = [NodeView(f"node-{at:04}.{name}", next(places), 1, f"{at} {why}", NOW_S) for at in range(5_000)]
     assert len(json.dumps(written(with_nodes(*nodes)))) < 64 * 1024
 
 
-def said_otherwise(**fields: Any) -> Json:
-    """The first condition with those fields."""
-    first, *others = written()["conditions"]
-    return {"conditions": [first | fields, *others]}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({name: "x"} for name in ("phase", "targetRevision", "goodRevision", "undone")),
-        *({name: []} for name in ("failedRevisions", "history", "failures")),
-        {"observedGeneration": 5},
-        {"undoing": {"from": "a", "to": "b"}},
-        {"wave": 3},
-        said_otherwise(status="True"),
-        said_otherwise(reason="Other"),
-    ],
-)
-def test_what_people_and_the_next_controller_must_know_is_written_at_once(change: Json) -> None:
-    assert is_urgent(written(), {**written(), **change})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({name: []} for name in ("counts", "waves", "waiting", "leftOut", "underWay")),
-        said_otherwise(message="wave 2 of 2 (rest): 3 of 6 nodes updated"),
-    ],
-)
-def test_what_only_counts_can_wait(change: Json) -> None:
-    assert not is_urgent(written(), {**written(), **change})
+def test_what_people_and_the_next_controller_must_know_is_written_at_once_and_what_only_counts_can_wait() -> None:
+    status = written()
+    first, *others = status["conditions"]
+    for name in ("phase", "targetRevision", "goodRevision", "undone"):
+        assert is_urgent(status, {**status, name: "x"}), name
+    for name in ("failedRevisions", "history", "failures"):
+        assert is_urgent(status, {**status, name: []}), name
+    for change in ({"observedGeneration": 5}, {"undoing": {"from": "a", "to": "b"}}, {"wave": 3}):
+        assert is_urgent(status, {**status, **change}), change
+    for name in ("counts", "waves", "waiting", "leftOut", "underWay"):
+        assert not is_urgent(status, {**status, name: []}), name
+    for said in ({"status": "True"}, {"reason": "Other"}, {"message": "wave 2 of 2 (rest): 3 of 6 nodes updated"}):
+        changed = {**status, "conditions": [first | said, *others]}
+        assert is_urgent(status, changed) is ("message" not in said), said
 
 
 def test_the_first_status_is_written_at_once_and_one_without_news_not_at_all() -> None:
@@ -275,14 +228,13 @@ def test_the_first_status_is_written_at_once_and_one_without_news_not_at_all() -
 
 
 @pytest.mark.submission
-@given(DECISIONS, STATUSES, st.floats(allow_nan=False))
+@given(st.builds(FleetDecision, st.just(()), MEMORIES, OUTLOOKS), STATUSES, st.floats(allow_nan=False))
 def test_every_status_has_the_form_that_the_api_server_checks(decision: FleetDecision, old: Json, now_s: float) -> None:
     status = status_of(decision, old, GENERATION, now_s)
     FORM(status)
     assert status.keys() == {one.name for one in STATUS}
-    assert all(
-        status[one.name].keys() == {inner.name for inner in one.fields} for one in STATUS if one.kind is Kind.OBJECT
-    )
+    for one in (field for field in STATUS if field.kind is Kind.OBJECT):
+        assert status[one.name].keys() == {inner.name for inner in one.fields}
     json.dumps(status, allow_nan=False).encode()
     assert status["counts"]["total"] == len(decision.outlook.nodes) == sum(status["counts"].values()) / 2
     assert status_of(decision, status, GENERATION, now_s) == status
