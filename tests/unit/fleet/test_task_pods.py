@@ -11,16 +11,9 @@ import pytest
 
 from driver_manager.cli.reconcile import preflight_command, reconcile_command
 from driver_manager.domain import selectors
+from driver_manager.domain.fleet import state
 from driver_manager.domain.fleet.spec import FleetNode, Revision, Task
-from driver_manager.domain.fleet.state import (
-    NOT_OF_PREFLIGHT,
-    TASKS,
-    CreatePod,
-    TemplateUnusable,
-    profile_of,
-    task_pods,
-    tasks_of,
-)
+from driver_manager.domain.fleet.state import TASKS, CreatePod, TemplateUnusable, profile_of, task_pods, tasks_of
 from scripts.releasing.kustomize import OVERLAYS, only, render
 from tests.support.fakes.fleet_builders import NEW, fleet, node
 
@@ -37,6 +30,7 @@ MANAGER: Json = {
     "resources": {"requests": {"cpu": "50m"}, "claims": [{"name": "npu"}]},
     "volumeMounts": [{"name": "host-root", "mountPath": "/host", "readOnly": True}],
 }
+CONFIG = {"name": "driver-config", "configMap": {"name": "driver"}}
 TEMPLATE: Json = {
     "metadata": {"labels": {"app": "driver"}, "annotations": {"driver-config-digest": "2.0.1"}},
     "spec": {
@@ -51,24 +45,18 @@ TEMPLATE: Json = {
         "resourceClaims": [{"name": "npu"}],
         "initContainers": [{"name": "first", "image": "a", "command": ["true"]}, MANAGER],
         "containers": [{"name": "driver", "image": "driver:2"}],
-        "volumes": [
-            {"name": "host-root", "hostPath": {"path": "/"}},
-            {"name": "driver-config", "configMap": {"name": "driver"}},
-        ],
+        "volumes": [{"name": "host-root", "hostPath": {"path": "/"}}, CONFIG],
     },
 }
 
 
-NODE_A = node("a")
+NODE_A, LOOK = node("a"), Task.PREFLIGHT
 
 
-def made(
-    template: Any = TEMPLATE, task: Task = Task.PREFLIGHT, of: FleetNode = NODE_A, attempt: str = "", **said: Any
-) -> CreatePod:
-    text = template if isinstance(template, str) else json.dumps(template)
-    revisions = (Revision("driver-new", NEW, 2, text),)
-    said = {"rollout_uid": "ro-uid", "profile": "rebellions", **said}
-    (found,) = task_pods(fleet((of,), revisions=revisions, **said), NEW, task, (of,), attempt)
+def made(body: Any = TEMPLATE, task: Task = LOOK, of: FleetNode = NODE_A, attempt: str = "", **said: Any) -> CreatePod:
+    text = body if isinstance(body, str) else json.dumps(body)
+    said = {"rollout_uid": "ro-uid", "profile": "rebellions", "revisions": (Revision("r", NEW, 2, text),), **said}
+    (found,) = task_pods(fleet((of,), **said), NEW, task, (of,), attempt)
     return found
 
 
@@ -78,20 +66,12 @@ def running(**said: Any) -> Json:
     return {**TEMPLATE, "spec": {**TEMPLATE["spec"], "initContainers": [manager]}}
 
 
-def test_the_pod_is_the_template_with_another_command() -> None:
-    assert made().body == json.loads(GOLDEN.read_text())
-
-
-def test_it_is_none_of_the_daemonsets_pods_goes_with_the_rollout_and_nobody_has_to_leave_for_it() -> None:
+def test_the_pod_is_the_template_with_another_command_and_a_controller_of_its_profile_finds_it() -> None:
     act = made()
-    metadata, spec = act.body["metadata"], act.body["spec"]
-    assert "app" not in metadata["labels"]
+    assert act.body == json.loads(GOLDEN.read_text())
+    assert (act.namespace, act.name, act.node) == ("npu", act.body["metadata"]["name"], "a")
     for selector, is_ours in ((TASKS, True), (tasks_of("rebellions"), True), (tasks_of("nvidia"), False)):
-        assert selectors.parse(selector).matches(metadata["labels"]) is is_ours
-    assert metadata["ownerReferences"][0]["uid"] == "ro-uid"
-    assert (act.namespace, act.name, act.node) == ("npu", metadata["name"], "a")
-    assert not {"priorityClassName", "priority", "preemptionPolicy"} & spec.keys()
-    assert all("resources" not in one for one in spec["containers"])
+        assert selectors.parse(selector).matches(act.body["metadata"]["labels"]) is is_ours
 
 
 def test_the_pod_that_clears_has_every_option_of_the_run_and_its_priority() -> None:
@@ -119,6 +99,7 @@ def test_the_name_follows_from_what_it_is_for() -> None:
 
 RECONCILE = "reconcile-driver-state"
 COMMAND = ["driver-manager"]
+OF_A_RUN, OF_ANOTHER = [RECONCILE, "-o", "json", "--profile", "npu"], [RECONCILE, "-ojson", "--metrics-textfile=/x"]
 
 
 @pytest.mark.parametrize(
@@ -128,18 +109,8 @@ COMMAND = ["driver-manager"]
         (None, [RECONCILE], None, []),
         (["/usr/bin/driver-manager", RECONCILE], [], ["/usr/bin/driver-manager"], []),
         (["tini", "--", *COMMAND], [RECONCILE, "--no-wait"], ["tini", "--", *COMMAND], ["--no-wait"]),
-        (
-            COMMAND,
-            [RECONCILE, "-o", "json", "--profile", "npu", "--metrics-textfile", "/x", "--dry-run"],
-            COMMAND,
-            ["--profile", "npu"],
-        ),
-        (
-            COMMAND,
-            [RECONCILE, "-ojson", "--metrics-textfile=/x", "--output=text", "--take-over"],
-            COMMAND,
-            ["--take-over"],
-        ),
+        (COMMAND, [*OF_A_RUN, "--metrics-textfile", "/x", "--dry-run"], COMMAND, ["--profile", "npu"]),
+        (COMMAND, [*OF_ANOTHER, "--output=text", "--take-over"], COMMAND, ["--take-over"]),
     ],
 )
 def test_its_command_has_the_same_options_as_far_as_there_are(
@@ -154,59 +125,39 @@ def test_the_options_that_are_left_out_are_those_that_only_a_reconcile_has() -> 
     def options(command: click.Command) -> set[str]:
         return {name for one in command.params for name in one.opts if name.startswith("--")}
 
-    assert options(reconcile_command) - options(preflight_command) == NOT_OF_PREFLIGHT
+    assert options(reconcile_command) - options(preflight_command) == state.NOT_OF_PREFLIGHT
     assert "--driver-pod-leaves" in options(preflight_command)
 
 
-NVIDIA = [{"name": "DRIVER_PROFILE", "value": "nvidia"}]
+def test_the_profile_of_a_template_is_the_one_that_its_init_container_names() -> None:
+    def profile(**said: Any) -> str:
+        return profile_of(running(**said)["spec"])
+
+    def named(value: str) -> Json:
+        return {"env": [{"name": "DRIVER_PROFILE", "value": value}]}
+
+    assert profile(**named("nvidia")) == "nvidia"
+    assert profile(env=None, args=[RECONCILE, "--profile", "amd"]) == "amd"
+    assert profile(**named("nvidia"), args=[RECONCILE, "--profile=amd"]) == "amd"
+    assert profile() == profile(**named("")) == profile(**named("auto")) == ""
+    assert profile(env=[{"name": "DRIVER_PROFILE", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]) == ""
+    assert profile(args=[RECONCILE, "--profile=$(VENDOR)"]) == profile(args=[RECONCILE, "--profile"]) == ""
+    assert profile(**named("nvidia"), args=["health-watch"]) == ""
 
 
-@pytest.mark.parametrize(
-    ("said", "profile"),
-    [
-        ({}, ""),
-        ({"env": NVIDIA}, "nvidia"),
-        ({"env": None, "args": [RECONCILE, "--profile", "amd"]}, "amd"),
-        ({"env": NVIDIA, "args": [RECONCILE, "--profile=amd"]}, "amd"),
-        ({"env": [{"name": "DRIVER_PROFILE", "value": ""}]}, ""),
-        ({"env": [{"name": "DRIVER_PROFILE", "value": "auto"}]}, ""),
-        ({"env": [{"name": "DRIVER_PROFILE", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}, ""),
-        ({"args": [RECONCILE, "--profile=$(VENDOR)"]}, ""),
-        ({"args": [RECONCILE, "--profile"]}, ""),
-        ({"args": ["health-watch"], "env": NVIDIA}, ""),
-    ],
-)
-def test_the_profile_of_a_template_is_the_one_that_its_init_container_names(said: Json, profile: str) -> None:
-    assert profile_of(running(**said)["spec"]) == profile
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_overlay_names_its_profile(overlay: str) -> None:
-    assert profile_of(only(render(overlay), "DaemonSet", f"{overlay}-driver")["spec"]["template"]["spec"]) == overlay
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "",
-        "[]",
-        "{}",
-        "garbage",
-        {"spec": {"containers": [MANAGER]}},
-        running(args=["health-watch"]),
-        running(command=["sh", "-c"], args=["echo", RECONCILE]),
-        running(args=["uninstall_driver"]),
-    ],
-)
-def test_a_template_that_runs_no_reconcile_is_refused(template: Any) -> None:
-    with pytest.raises(TemplateUnusable):
-        made(template)
+def test_a_template_that_runs_no_reconcile_is_refused() -> None:
+    others = ({"args": ["health-watch"]}, {"args": ["uninstall_driver"]})
+    shell = {"command": ["sh", "-c"], "args": ["echo", RECONCILE]}
+    templates = [running(**said) for said in (*others, shell)]
+    for template in ("", "[]", "{}", "garbage", {"spec": {"containers": [MANAGER]}}, *templates):
+        with pytest.raises(TemplateUnusable):
+            made(template)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_overlay_has_a_template_that_serves(overlay: str) -> None:
-    driver = next(str(one["metadata"]["name"]) for one in render(overlay) if one["kind"] == "DaemonSet")
-    template = only(render(overlay), "DaemonSet", driver)["spec"]["template"]
+def test_every_overlay_names_its_profile_and_has_a_template_that_serves(overlay: str) -> None:
+    template = only(render(overlay), "DaemonSet", f"{overlay}-driver")["spec"]["template"]
+    assert profile_of(template["spec"]) == overlay
     spec = made(template).body["spec"]
     found, *pulls = spec["containers"]
     assert found["args"][0] == "preflight"

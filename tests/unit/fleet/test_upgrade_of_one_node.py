@@ -9,21 +9,10 @@ from msgspec.structs import replace
 
 from driver_manager.domain import journal, node_state
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError
+from driver_manager.domain.fleet import upgrade
 from driver_manager.domain.fleet.spec import FleetNode, RolloutObject, Taint, Task, UpgradeState
 from driver_manager.domain.fleet.state import TASK_LABEL, pod_of_person
-from driver_manager.domain.fleet.upgrade import (
-    STEADY_S,
-    NextStep,
-    NodeBefore,
-    NodeDriver,
-    NodeScene,
-    RunEnd,
-    UpgradeEnd,
-    current,
-    judged,
-    next_step,
-    of_one_daemon_set,
-)
+from driver_manager.domain.fleet.upgrade import NextStep, NodeDriver, NodeScene, RunEnd, UpgradeEnd, of_one_daemon_set
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node import Node
 from driver_manager.domain.node_state import LastOutcome, NodeState
@@ -50,23 +39,20 @@ def scene(*pods: NodeDriver, node: FleetNode | None = None, rollouts: Any = (), 
     return NodeScene(node or fleet_node("a", **more), pods or (driver(),), DAEMON_SET, REVISIONS, rollouts)
 
 
-@pytest.mark.parametrize(
-    ("found", "step"),
-    [
-        (scene(), NextStep.EVICT),
-        (scene(driver(new_pod("a"))), NextStep.NOTHING),
-        (scene(driver(new_pod("a")), is_skipped=True, is_ready=False), NextStep.NOTHING),
-        (scene(driver(new_pod("a", is_ready=False))), NextStep.FOLLOW),
-        (scene(driver(pod("a", is_deleting=True))), NextStep.FOLLOW),
-        (scene(driver(pod("a", is_deleting=True)), driver(new_pod("a", is_ready=False))), NextStep.FOLLOW),
-        (scene(rollouts=(rollout(paused=True),)), NextStep.EVICT),
-        (scene(rollouts=(rollout(is_deleting=True), rollout(daemon_set="other"))), NextStep.EVICT),
-        (scene(driver_state=NodeState.HELD, is_taken_by_run=True), NextStep.EVICT),
-        (scene(unschedulable=True), NextStep.EVICT),
-    ],
-)
-def test_only_an_older_pod_is_evicted(found: NodeScene, step: NextStep) -> None:
-    assert next_step(found) is step
+BEGUN, PAUSED, UPGRADING = fleet_node("a", UpgradeState.RESTART), (rollout(paused=True),), NodeState.UPGRADING
+
+
+def test_only_an_older_pod_is_evicted() -> None:
+    serving, starting, leaving = new_pod("a"), new_pod("a", is_ready=False), pod("a", is_deleting=True)
+    others = (rollout(is_deleting=True), rollout(daemon_set="other"))
+    for found in (scene(), scene(rollouts=PAUSED), scene(rollouts=others), scene(unschedulable=True)):
+        assert upgrade.next_step(found) is NextStep.EVICT
+    assert upgrade.next_step(scene(driver_state=NodeState.HELD, is_taken_by_run=True)) is NextStep.EVICT
+    assert upgrade.next_step(scene(driver(serving), is_skipped=True, is_ready=False)) is NextStep.NOTHING
+    for pods in ([serving], [leaving, serving]):
+        assert upgrade.next_step(scene(*map(driver, pods))) is NextStep.NOTHING
+    for pods in ([starting], [leaving], [leaving, starting]):
+        assert upgrade.next_step(scene(*map(driver, pods))) is NextStep.FOLLOW
 
 
 @pytest.mark.parametrize(
@@ -75,16 +61,8 @@ def test_only_an_older_pod_is_evicted(found: NodeScene, step: NextStep) -> None:
         (scene(is_skipped=True), ExitCode.STANDING_DOWN, "a label excludes node a"),
         (scene(is_operated=True), ExitCode.STANDING_DOWN, "an operator manages"),
         (scene(rollouts=(rollout(),)), ExitCode.STANDING_DOWN, "rollout npu/driver upgrades the nodes"),
-        (
-            scene(node=fleet_node("a", UpgradeState.RESTART), rollouts=(rollout(paused=True),)),
-            ExitCode.STANDING_DOWN,
-            "rollout npu/driver is upgrading node a",
-        ),
-        (
-            scene(driver_state=NodeState.UPGRADING, is_taken_by_run=True),
-            ExitCode.OWNED_ELSEWHERE,
-            "a run is at work on node a",
-        ),
+        (scene(node=BEGUN, rollouts=PAUSED), ExitCode.STANDING_DOWN, "rollout npu/driver is upgrading node a"),
+        (scene(driver_state=UPGRADING, is_taken_by_run=True), ExitCode.OWNED_ELSEWHERE, "a run is at work on node a"),
         (scene(is_ready=False), ExitCode.PREFLIGHT_FAILED, "the Node is not Ready"),
         (scene(is_rebooting=True), ExitCode.PREFLIGHT_FAILED, "it reboots"),
         (scene(taints=TAINTED), ExitCode.PREFLIGHT_FAILED, "it is being removed"),
@@ -94,7 +72,7 @@ def test_only_an_older_pod_is_evicted(found: NodeScene, step: NextStep) -> None:
 )
 def test_a_pod_is_not_evicted_where_that_would_fight_or_fail(found: NodeScene, code: ExitCode, what: str) -> None:
     with pytest.raises(ManagerError) as refused:
-        next_step(found)
+        upgrade.next_step(found)
     assert (refused.value.exit_code, what in refused.value.what) == (code, True), refused.value.what
     assert refused.value.remedy
 
@@ -108,7 +86,7 @@ def test_the_driver_pods_of_two_daemon_sets_need_a_profile() -> None:
         of_one_daemon_set("a", ())
     with pytest.raises(ConfigError, match="no driver pod of profile amd: "):
         of_one_daemon_set("a", two, "amd")
-    assert current(()) is None
+    assert upgrade.current(()) is None
 
 
 # How the run ends
@@ -124,13 +102,14 @@ def shows(state: NodeState, code: int = 0, keys: Any = KEYS, window: Outage | No
     return Node("a", "u", "1", labels, {keys.last_outcome: node_state.encode(outcome)})
 
 
-def after(node: Node, keys: Any = KEYS) -> NodeBefore:
+def after(node: Node, keys: Any = KEYS) -> upgrade.NodeBefore:
     """What was before, if the Node was the same then."""
-    return NodeBefore.of("a-before", node, keys)
+    return upgrade.NodeBefore.of("a-before", node, keys)
 
 
 BLANK, UNREADY = Node("a", "u", "1"), "the run has ended well; waits for the driver pod to be ready"
 FAILED, STALE = shows(NodeState.FAILED, 6), shows(NodeState.REBOOT_REQUIRED, 9, ASCEND.keys)
+READY, ENDED, WELL = NodeState.READY, driver(new_pod("a"), end=RunEnd(0, "")), UpgradeEnd(0, "what 0", "", "2.0.1")
 AT_WORK = replace(BLANK, annotations={KEYS.journal: journal.encode(Journal(Owner("p", "u"), "b", step="unload"))})
 
 
@@ -145,55 +124,33 @@ AT_WORK = replace(BLANK, annotations={KEYS.journal: journal.encode(Journal(Owner
         (FAILED, driver(FRESH, is_running=True), BLANK, "the run of driver pod npu/driver-a-after is at work"),
         (BLANK, driver(FRESH, end=RunEnd(8, "no answer")), BLANK, "the run is started again: no answer"),
         (BLANK, driver(FRESH, end=RunEnd(137, "")), BLANK, "the run is started again: exit 137"),
-        (
-            BLANK,
-            driver(FRESH, end=RunEnd(0, "")),
-            BLANK,
-            "the run has ended well; waits for the driver pod to be ready",
-        ),
+        (BLANK, driver(FRESH, end=RunEnd(0, "")), BLANK, UNREADY),
         (FAILED, driver(FRESH, end=RunEnd(6, "exit 6: x")), BLANK, UpgradeEnd(6, "what 6", "Do it.", "2.0.1")),
         (FAILED, driver(FRESH, end=RunEnd(6, "exit 6: x")), FAILED, UpgradeEnd(6, "exit 6: x", "", "2.0.1")),
         (FAILED, driver(FRESH, end=RunEnd(4, "exit 4: x")), BLANK, UpgradeEnd(4, "exit 4: x", "", "2.0.1")),
-        (
-            shows(NodeState.READY, window=WINDOW),
-            driver(new_pod("a"), end=RunEnd(0, "")),
-            FAILED,
-            UpgradeEnd(0, "what 0", "", "2.0.1", WINDOW),
-        ),
-        (
-            shows(NodeState.READY, window=EARLIER),
-            driver(new_pod("a"), end=RunEnd(0, "")),
-            shows(NodeState.FAILED, 6, window=EARLIER),
-            UpgradeEnd(0, "what 0", "", "2.0.1"),
-        ),
+        (shows(READY, window=WINDOW), ENDED, FAILED, replace(WELL, window=WINDOW)),
+        (shows(READY, window=EARLIER), ENDED, shows(NodeState.FAILED, 6, window=EARLIER), WELL),
     ],
 )
 def test_only_what_the_new_pod_has_left_is_a_result(
     node: Node, found: NodeDriver | None, before: Node, expected: UpgradeEnd | str
 ) -> None:
-    assert judged(node, found, after(before), KEYS, 0.0) == expected
+    assert upgrade.judged(node, found, after(before), KEYS, 0.0) == expected
 
 
 def test_a_required_reboot_is_the_result_with_what_to_do() -> None:
     running, keys = driver(FRESH, is_running=True), ASCEND.keys
-    assert isinstance(judged(STALE, running, after(STALE, keys), keys, STEADY_S - 1.0), str)
-    for found in (
-        judged(STALE, running, after(BLANK, keys), keys, 0.0),
-        judged(STALE, running, after(STALE, keys), keys, STEADY_S),
-    ):
+    assert isinstance(upgrade.judged(STALE, running, after(STALE, keys), keys, upgrade.STEADY_S - 1.0), str)
+    for before, steady_s in ((BLANK, 0.0), (STALE, upgrade.STEADY_S)):
+        found = upgrade.judged(STALE, running, after(before, keys), keys, steady_s)
         assert isinstance(found, UpgradeEnd)
         assert (found.code, found.what) == (ExitCode.REBOOT_REQUIRED, "what 9")
         assert "kubectl annotate node a" in found.remedy
 
 
 def test_without_an_eviction_an_outcome_from_before_the_pod_does_not_count() -> None:
-    found = judged(
-        shows(NodeState.READY, at="2020-01-01T00:00:00Z", window=EARLIER),
-        driver(new_pod("a", made_s=NOW_S), end=RunEnd(0, "")),
-        NodeBefore(),
-        KEYS,
-        0.0,
-    )
+    node = shows(READY, at="2020-01-01T00:00:00Z", window=EARLIER)
+    found = upgrade.judged(node, driver(new_pod("a", made_s=NOW_S), end=RunEnd(0, "")), upgrade.NodeBefore(), KEYS, 0.0)
     assert found == UpgradeEnd(0, "the driver pod is ready", "", "2.0.1")
 
 
@@ -206,16 +163,10 @@ def test_a_pod_of_a_person_belongs_to_no_rollout_and_keeps_image_account_and_nam
     made = pod_of_person(pod("a"), "look", newest, Task.PREFLIGHT, shows_plan="text")
     (container,) = made["spec"]["containers"]
     assert container["args"] == ["reconcile-driver-state", "--retry-wait", "0", "--dry-run", "--output", "text"]
-    assert {one["name"]: one["value"] for one in container["env"]} == {
-        "DRIVER_PROFILE": "rebellions",
-        "DRIVER_POD_LEAVES": "true",
-        "LOG_FORMAT": "text",
-    }
-    assert (container["image"], made["spec"]["serviceAccountName"], made["spec"]["nodeName"]) == (
-        "manager:2",
-        "driver",
-        "a",
-    )
+    variables = {"DRIVER_PROFILE": "rebellions", "DRIVER_POD_LEAVES": "true", "LOG_FORMAT": "text"}
+    assert {one["name"]: one["value"] for one in container["env"]} == variables
+    shown = (container["image"], made["spec"]["serviceAccountName"], made["spec"]["nodeName"])
+    assert shown == ("manager:2", "driver", "a")
     assert (made["metadata"]["namespace"], "ownerReferences" in made["metadata"]) == ("npu", False)
     clear = pod_of_person(pod("a"), "clear", newest, Task.CLEAR)
     assert clear["spec"]["containers"][0]["args"][-2:] == ["--clear-for", NEW]
