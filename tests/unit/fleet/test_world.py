@@ -87,6 +87,7 @@ def test_a_version_alone_is_no_news_but_is_known_for_the_next_patch(known: Fleet
     assert seen(known).nodes[0].resource_version == "7"
     assert not known.apply(Seen(SETS, daemon_set(version=8)))
     assert known.apply(Seen(NODES, node(version=9, unschedulable=True)))
+    assert known.apply(Seen(NODES, node(version=10, unschedulable=True, uid="another-of-this-name")))
 
 
 def test_an_orphan_that_finds_a_new_owner_is_news() -> None:
@@ -106,11 +107,6 @@ def test_a_change_from_before_our_own_write_is_not_believed(known: FleetCache) -
     assert len(seen(known).nodes) == 1
     assert known.apply(Listed(NODES, (), "8"))
     assert seen(known).nodes == ()
-
-
-def test_an_object_of_the_same_name_is_another_one(known: FleetCache) -> None:
-    known.end_pod("uid-p")
-    assert known.apply(Seen(NODES, node(version=3, uid="other")))
 
 
 def test_a_pod_that_we_deleted_counts_as_leaving_before_the_watch_says_so(known: FleetCache) -> None:
@@ -178,12 +174,8 @@ def test_what_nobody_needs_any_more_is_not_followed(known: FleetCache) -> None:
     assert known.why_blind(POLICY) == "DaemonSets in namespace npu are not listed yet"
 
 
-LEFT = spec.NodeRecord("npu/gone", "r1", 1, "uid-p", "boot", 1.0, 1.0)
-
-
-def left(**said: Any) -> Item:
-    """A node that is under way for a rollout that is gone."""
-    return node(upgrade="pod-restart-required", record=LEFT, **said)
+LEFT = node(upgrade="pod-restart-required", record=spec.NodeRecord("npu/gone", "r1", 1, "uid-p", "boot", 1.0, 1.0))
+"""A node that is under way for a rollout that is gone."""
 
 
 def test_nodes_are_listed_once_without_a_rollout_and_followed_while_one_is_left() -> None:
@@ -191,7 +183,7 @@ def test_nodes_are_listed_once_without_a_rollout_and_followed_while_one_is_left(
     known.apply(Listed(ROLLOUTS, (), "1"))
     assert known.subjects() == {ROLLOUTS, NODES}
     assert known.why_unread() == "Nodes are not listed yet"
-    known.apply(Listed(NODES, (left(),), "1"))
+    known.apply(Listed(NODES, (LEFT,), "1"))
     known.apply(Lost(NODES, "no answer"))
     assert known.subjects() == {ROLLOUTS, NODES}
     known.apply(Found(NODES))
@@ -206,16 +198,11 @@ def test_nodes_are_listed_once_without_a_rollout_and_followed_while_one_is_left(
 def test_nodes_are_listed_again_after_a_rollout_that_could_not_be_read_is_gone() -> None:
     known = FleetCache(HERE)
     known.apply(Listed(ROLLOUTS, (rollout("gone", policy=None),), "1"))
-    known.apply(Listed(NODES, (left(),), "1"))
+    known.apply(Listed(NODES, (LEFT,), "1"))
     assert known.subjects() == {ROLLOUTS}
     known.keep_only(known.subjects())
     known.apply(Gone(ROLLOUTS, "gone", "2"))
     assert known.subjects() == {ROLLOUTS, NODES}
-
-
-def test_a_deleted_rollouts_nodes_are_released_beside_another_rollout() -> None:
-    (act,) = world(Seen(NODES, left(version=2))).orphans()
-    assert (act.node, act.state, act.record) == ("n", None, LEFT)
 
 
 def test_a_pod_that_was_never_deleted_is_known_until_the_controller_tries_or_it_is_gone(known: FleetCache) -> None:
