@@ -13,6 +13,7 @@ import pytest
 
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.main import run
+from driver_manager.domain.errors import ExitCode
 from driver_manager.sandbox.apiserver import ApiServer
 from tests.support.fakes.fleet_scene import NAMESPACE, ControllerRun, FleetScene, fleet
 from tests.support.fakes.schemas import conforms
@@ -33,6 +34,18 @@ class Laptop:
         code = run(["rollout", *argv])
         captured = self.capfd.readouterr()
         return code, captured.out, captured.err
+
+    def does(self, *argv: str, code: ExitCode = ExitCode.DONE) -> str:
+        """The standard output of a command that ends with this code."""
+        ended, out, err = self.says(*argv)
+        assert ended == code, (argv, err)
+        return out
+
+    def fails(self, *argv: str, code: ExitCode = ExitCode.USAGE) -> str:
+        """The error of a command that ends with this code, and prints nothing else."""
+        ended, out, err = self.says(*argv)
+        assert (ended, out, "what to do: " in err) == (code, "", True), (argv, err)
+        return err
 
     def shows(self, form: str, *argv: str) -> Any:
         _, out, _ = self.says(*argv, "-o", "json")

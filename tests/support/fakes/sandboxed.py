@@ -14,8 +14,8 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE, SandboxCluster
 from driver_manager.sandbox.host import HostTree
 from driver_manager.sandbox.scenarios import NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT
+from tests.support.fakes.typed import called
 
-BOUND_S = 120.0
 OWN_ROOT = "/opt/driver-new"
 """The tree of a new driver, for tests that prepare one."""
 
@@ -48,16 +48,13 @@ class ByHand:
         known = {"DRIVER_PROFILE": self.tree.profile.name, "DRIVER_CONFIG_DIGEST": NEW_DIGEST, "LOG_FORMAT": "text"}
         return self.environment(**{**known, "DRIVER_LOAD": "manager", "DRIVER_ROOT": OWN_ROOT, **more})
 
+    def called(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """A command in a process of its own."""
+        return called(self.environment(**env), *words)
+
     def call(self, *words: str, **env: str) -> tuple[int, str]:
         """The exit code and what a command printed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "driver_manager", *words],
-            env=self.run_environment(**env),
-            capture_output=True,
-            text=True,
-            timeout=BOUND_S,
-            check=False,
-        )
+        done = called(self.run_environment(**env), *words)
         return done.returncode, done.stdout + done.stderr
 
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as some
 
 from driver_manager import profiles
 from driver_manager.adapters.report.log import LogForm
-from driver_manager.cli.main import COMMANDS, PREFLIGHT, RECONCILE, cli, run, warn_of_unheeded
+from driver_manager.cli.main import COMMANDS, PREFLIGHT, RECONCILE, cli, warn_of_unheeded
 from driver_manager.cli.options import document
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from tests.support.fakes.schemas import conforms
+from tests.support.fakes.typed import Prompt
 
 LOOPS = ("health-watch", "rebooter")
 """They print nothing but their log."""
@@ -40,6 +41,9 @@ def _no_files(_bare: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination-log"))
 
 
+DEADLINE, SELECTS = "reconcile-driver-state --reconcile-deadline", "--drain-pod-selector-label"
+
+
 def errors(captured: str) -> list[str]:
     """The messages of the log: JSON lines of a command of pods, text without a clock of one that people type."""
     lines = captured.splitlines()
@@ -47,105 +51,80 @@ def errors(captured: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("line", "said"),
     [
-        (["no-such-command"], "No such command 'no-such-command'"),
-        (["stauts"], "No such command 'stauts'. Did you mean 'status'?"),
-        (["rollout", "histroy"], "No such command 'histroy'. Did you mean 'history'?"),
-        (["profile", "shema"], "No such command 'shema'. Did you mean 'schema'?"),
-        (["undo"], "No such command 'undo'. Did you mean 'rollout undo'?"),
-        (["status", "--kubeconfg", "x"], "No such option '--kubeconfg'. Did you mean '--kubeconfig'?"),
-        (["rollout", "undo", "--namespce", "n"], "No such option '--namespce'. Did you mean '--namespace'?"),
-        (["status", "--log-format", "text"], "--log-format is not an option of driver-manager status"),
-        (["holders", "--sys-root=/x"], "--sys-root is not an option of driver-manager holders"),
-        (["reconcile-driver-state", "--pod-name", "x"], "--pod-name is not an option of driver-manager reconcile-"),
-        (["--no-such-option"], "No such option"),
-        (["plan", "--no-such-option"], "No such option"),
-        (["plan", "extra"], "unexpected extra argument"),
-        (["reconcile-driver-state", "--reconcile-deadline"], "requires an argument"),
-        (
-            ["reconcile-driver-state", "--reconcile-deadline", "soon"],
-            "'soon' is not a duration such as 90, 30s, 5m or 1h30m",
-        ),
-        (["reconcile-driver-state", "--reconcile-deadline", "-5m"], "'-5m' is not a duration"),
-        (["reconcile-driver-state", "--reconcile-deadline", "721h"], "longer than 30 days"),
-        (["plan", "--driver-load", "magic"], "'magic' is not one of 'container', 'manager'"),
-        (["status", "-o", "xml"], "'xml' is not one of 'text', 'json', 'yaml'"),
-        (["reconcile-driver-state", "--log-level", "loud"], "'loud' is not one of"),
-        (["plan", "--host-root", "/"], "the name of the node is not set"),
-        (["plan", "--node-name", "Not A Node"], "'Not A Node' is not the name of a node"),
-        (["plan", "--node-name", "n", "--profile", "intel"], "there is no profile 'intel'"),
-        (["plan", "--node-name", "n", "--profile-file", "/absent.toml"], "profile file /absent.toml cannot be read"),
-        (
-            ["reconcile-driver-state", "--drain-pod-selector-label", "app in web"],
-            "DRAIN_POD_SELECTOR_LABEL is not a label selector: ",
-        ),
-        (
-            ["reconcile-driver-state", "--wait-for-completion-selector", "a=b,"],
-            "WAIT_FOR_COMPLETION_SELECTOR is not a label selector",
-        ),
-        (
-            ["reconcile-vfio-state", "--drain-pod-selector-label", ","],
-            "DRAIN_POD_SELECTOR_LABEL is not a label selector",
-        ),
-        (["preflight", "--drain-pod-selector-label", "=x"], "unable to parse requirement: =x"),
-        (["reconcile-driver-state", "--drain-pod-selector-label", "a>1"], "unable to parse requirement: a>1"),
-        (["reconcile-driver-state", "--dry-run", "--drain-pod-selector-label", "!"], "unable to parse requirement: !"),
-        (["reconcile-driver-state", "--drain-timeout-seconds", "for ever"], "'for ever' is not a duration"),
-        (["plan", "--node-name", "n", "--kubeconfig", "/absent"], "to the cluster with /absent: no such file"),
-        (["sandbox", "no-such-scenario"], "there is no scenario 'no-such-scenario'"),
-        (["sandbox", "upgrade", "--all"], "a scenario and --all cannot be used together"),
+        ("no-such-command", "No such command 'no-such-command'"),
+        ("stauts", "No such command 'stauts'. Did you mean 'status'?"),
+        ("rollout histroy", "No such command 'histroy'. Did you mean 'history'?"),
+        ("profile shema", "No such command 'shema'. Did you mean 'schema'?"),
+        ("undo", "No such command 'undo'. Did you mean 'rollout undo'?"),
+        ("status --kubeconfg x", "No such option '--kubeconfg'. Did you mean '--kubeconfig'?"),
+        ("rollout undo --namespce n", "No such option '--namespce'. Did you mean '--namespace'?"),
+        ("status --log-format text", "--log-format is not an option of driver-manager status"),
+        ("holders --sys-root=/x", "--sys-root is not an option of driver-manager holders"),
+        ("reconcile-driver-state --pod-name x", "--pod-name is not an option of driver-manager reconcile-"),
+        ("--no-such-option", "No such option"),
+        ("plan --no-such-option", "No such option"),
+        ("plan extra", "unexpected extra argument"),
+        ("reconcile-driver-state --reconcile-deadline", "requires an argument"),
+        (f"{DEADLINE} soon", "'soon' is not a duration such as 90, 30s, 5m or 1h30m"),
+        (f"{DEADLINE} -5m", "'-5m' is not a duration"),
+        (f"{DEADLINE} 721h", "longer than 30 days"),
+        ("plan --driver-load magic", "'magic' is not one of 'container', 'manager'"),
+        ("status -o xml", "'xml' is not one of 'text', 'json', 'yaml'"),
+        ("reconcile-driver-state --log-level loud", "'loud' is not one of"),
+        ("plan --host-root /", "the name of the node is not set"),
+        ("plan --node-name 'Not A Node'", "'Not A Node' is not the name of a node"),
+        ("plan --node-name n --profile intel", "there is no profile 'intel'"),
+        ("plan --node-name n --profile-file /absent.toml", "profile file /absent.toml cannot be read"),
+        (f"reconcile-driver-state {SELECTS} 'app in web'", "DRAIN_POD_SELECTOR_LABEL is not a label selector: "),
+        ("reconcile-driver-state --wait-for-completion-selector a=b,", "WAIT_FOR_COMPLETION_SELECTOR is not a label s"),
+        (f"reconcile-vfio-state {SELECTS} ,", "DRAIN_POD_SELECTOR_LABEL is not a label selector"),
+        (f"preflight {SELECTS} =x", "unable to parse requirement: =x"),
+        (f"reconcile-driver-state {SELECTS} 'a>1'", "unable to parse requirement: a>1"),
+        (f"reconcile-driver-state --dry-run {SELECTS} !", "unable to parse requirement: !"),
+        ("reconcile-driver-state --drain-timeout-seconds 'for ever'", "'for ever' is not a duration"),
+        ("plan --node-name n --kubeconfig /absent", "to the cluster with /absent: no such file"),
+        ("sandbox no-such-scenario", "there is no scenario 'no-such-scenario'"),
+        ("sandbox upgrade --all", "a scenario and --all cannot be used together"),
     ],
 )
-def test_a_usage_error_is_two_lines_and_exit_code_two(
-    capfd: pytest.CaptureFixture[str], argv: list[str], said: str
-) -> None:
-    assert run(argv) == ExitCode.USAGE
-    out, err = capfd.readouterr()
+def test_a_usage_error_is_two_lines_and_exit_code_two(prompt: Prompt, line: str, said: str) -> None:
+    code, out, err = prompt(line)
     what, remedy = errors(err)
-    assert said in what
-    assert "\n" not in what
+    assert (code, out, said in what, "\n" in what) == (ExitCode.USAGE, "", True, False), what
     assert remedy.startswith("what to do: ")
-    assert out == ""
 
 
-def test_a_mistyped_scenario_is_answered_with_the_one_that_is_near(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["sandbox", "wedge-to-rebot"]) == ExitCode.USAGE
-    what, remedy = errors(capfd.readouterr().err)
-    assert what == "there is no scenario 'wedge-to-rebot'"
-    assert remedy == "what to do: Did you mean 'wedge-to-reboot'? See `driver-manager sandbox --list`."
+def test_a_mistyped_scenario_is_answered_with_the_one_that_is_near(prompt: Prompt) -> None:
+    assert errors(prompt("sandbox wedge-to-rebot").err) == [
+        "there is no scenario 'wedge-to-rebot'",
+        "what to do: Did you mean 'wedge-to-reboot'? See `driver-manager sandbox --list`.",
+    ]
 
 
-def test_no_command_shows_the_help_and_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run([]) == ExitCode.USAGE
-    assert "reconcile-driver-state" in capfd.readouterr().err
+def test_no_command_shows_the_help_and_is_a_usage_error(prompt: Prompt) -> None:
+    assert "reconcile-driver-state" in prompt.errors("")
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("line", "said"),
     [
-        *(
-            ([command, "-o", "json", "--node-name", "n", "--kubeconfig", "/absent"], "/absent")
-            for command in NODE_COMMANDS
-        ),
-        (["upgrade", "n", "-o", "json", "--kubeconfig", "/absent"], "/absent"),
-        (["status", "-o", "json", "--bogus"], "No such option"),
-        (["reconcile-driver-state", "-ojson", "--reconcile-deadline", "soon"], "'soon' is not a duration"),
-        (["restore", "--output=json", "extra"], "unexpected extra argument"),
-        (["holders", "--output", "json", "--bogus"], "No such option"),
+        *((f"{command} -o json --node-name n --kubeconfig /absent", "/absent") for command in NODE_COMMANDS),
+        ("upgrade n -o json --kubeconfig /absent", "/absent"),
+        ("status -o json --bogus", "No such option"),
+        ("reconcile-driver-state -ojson --reconcile-deadline soon", "'soon' is not a duration"),
+        ("restore --output=json extra", "unexpected extra argument"),
+        ("holders --output json --bogus", "No such option"),
     ],
 )
-def test_with_output_for_programs_an_error_is_in_that_form_too(
-    capfd: pytest.CaptureFixture[str], argv: list[str], said: str
-) -> None:
-    assert run(argv) == ExitCode.USAGE
-    out, err = capfd.readouterr()
+def test_with_output_for_programs_an_error_is_in_that_form_too(prompt: Prompt, line: str, said: str) -> None:
+    code, out, err = prompt(line)
     body = conforms("failure", out)
-    assert (body["exitCode"], set(body)) == (2, {"schemaVersion", "error", "remedy", "exitCode"})
+    assert (code, body["exitCode"], set(body)) == (2, 2, {"schemaVersion", "error", "remedy", "exitCode"})
     assert said in body["error"]
     assert errors(err) == [body["error"], f"what to do: {body['remedy']}"]
-    run(["yaml" if word == "json" else word.replace("json", "yaml") for word in argv])
-    assert yaml.safe_load(capfd.readouterr().out) == body
+    assert yaml.safe_load(prompt(line.replace("json", "yaml")).out) == body
 
 
 @given(JSON)
@@ -165,75 +144,60 @@ WITH_CLOCK = r"[\d:.]{12} error: .*\n[\d:.]{12} error: what to do: .*\n"
 
 
 @pytest.mark.parametrize(
-    ("argv", "wanted", "form"),
+    ("line", "wanted", "form"),
     [
-        *((argv, "auto", TYPED) for argv in (["plan"], ["rollout", "status"], ["rollout", "contrller"], ["staus"])),
-        *((argv, "auto", OF_PODS) for argv in (["rebooter"], ["rollout", "controller"], ["uninstall_driver"])),
-        (["health-watch"], "text", WITH_CLOCK),
-        (["plan"], "json", OF_PODS),
+        *((line, "auto", TYPED) for line in ("plan", "rollout status", "rollout contrller", "staus")),
+        *((line, "auto", OF_PODS) for line in ("rebooter", "rollout controller", "uninstall_driver")),
+        ("health-watch", "text", WITH_CLOCK),
+        ("plan", "json", OF_PODS),
     ],
 )
 def test_only_commands_of_pods_log_json_and_a_clock(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, argv: list[str], wanted: str, form: str
+    prompt: Prompt, monkeypatch: pytest.MonkeyPatch, line: str, wanted: str, form: str
 ) -> None:
     monkeypatch.setenv("LOG_FORMAT", wanted)
-    assert run([*argv, "--bogus"]) == ExitCode.USAGE
-    out, err = capfd.readouterr()
-    assert (out, re.fullmatch(form, err) is not None) == ("", True), err
+    code, out, err = prompt(f"{line} --bogus")
+    assert (code, out, re.fullmatch(form, err) is not None) == (ExitCode.USAGE, "", True), err
 
 
-def test_the_last_line_goes_to_the_termination_log(tmp_path: Path) -> None:
+def test_the_last_line_goes_to_the_termination_log(prompt: Prompt, tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
-    run(["plan", "--node-name", "Bad"])
+    prompt("plan --node-name Bad")
     assert not log.exists()
     log.touch()
-    run(["plan", "--node-name", "Bad"])
-    assert log.read_text().startswith("exit 2: 'Bad' is not the name of a node")
-    assert "NODE_NAME" in log.read_text()
+    prompt("plan --node-name Bad")
+    assert re.match("exit 2: 'Bad' is not the name of a node.*NODE_NAME", log.read_text(), re.DOTALL)
+
+
+NOWHERE = "--node-name n --kubeconfig /absent"
+NOT_READ = r"no option reads ENABLE_NPU_POD_EVICTON \(did you mean ENABLE_NPU_POD_EVICTION\?\)"
 
 
 @pytest.mark.parametrize("name", ["NODE_NAME", "KUBECONFIG", "DRIVER_LOAD", "RECONCILE_DEADLINE", "FORCE_REINSTALL"])
-def test_an_empty_variable_counts_as_unset(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_an_empty_variable_counts_as_unset(prompt: Prompt, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "")
-    assert run(["plan", "--host-root", "/"]) == ExitCode.USAGE
-    assert "the name of the node is not set" in errors(capfd.readouterr().err)[0]
-
-
-def test_a_flag_goes_before_its_variable(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NODE_NAME", "From-Env")
-    run(["plan"])
-    run(["plan", "--node-name", "From-Flag"])
-    said = errors(capfd.readouterr().err)
-    assert "From-Env" in said[0]
-    assert "From-Flag" in said[2]
+    code, _, err = prompt("plan --host-root /")
+    assert (code, "the name of the node is not set" in errors(err)[0]) == (ExitCode.USAGE, True)
 
 
 @pytest.mark.parametrize(
-    ("variable", "named"),
+    ("line", "variable", "said"),
     [
-        ("POD_TERMINATION_TIMEOUT", "'--pod-termination-timeout' (POD_TERMINATION_TIMEOUT): '5 minutes' is not"),
-        ("WAIT_FOR_COMPLETION_TIMEOUT", "Invalid value for WAIT_FOR_COMPLETION_TIMEOUT: '5 minutes' is not"),
-        ("ENABLE_GPU_POD_EVICTION", "(ENABLE_NPU_POD_EVICTION or ENABLE_GPU_POD_EVICTION): '5 minutes' is neither"),
+        ("plan", "NODE_NAME", "'!' is not the name of a node.*"),
+        ("plan --node-name Flag", "NODE_NAME", "'Flag' is not the name of a node.*"),
+        (RECONCILE, "RECONCILE_DEADLINE", r".*'--reconcile-deadline' \(RECONCILE_DEADLINE\): '!' is not.*"),
+        (RECONCILE, "WAIT_FOR_COMPLETION_TIMEOUT", "Invalid value for WAIT_FOR_COMPLETION_TIMEOUT: '!' is not.*"),
+        (RECONCILE, "ENABLE_GPU_POD_EVICTION", r".* \(ENABLE_NPU_POD_EVICTION or ENABLE_GPU_POD_EVICTION\): '!' is .*"),
+        (f"plan {NOWHERE}", "ENABLE_NPU_POD_EVICTON", NOT_READ),
+        (f"{RECONCILE} --dry-run {NOWHERE}", "ENABLE_NPU_POD_EVICTON", NOT_READ),
     ],
 )
-def test_a_variable_that_cannot_be_read_is_named_with_its_option(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, named: str
+def test_a_bad_variable_is_named_with_its_option_unless_a_flag_goes_before_it(
+    prompt: Prompt, monkeypatch: pytest.MonkeyPatch, line: str, variable: str, said: str
 ) -> None:
-    monkeypatch.setenv(variable, "5 minutes")
-    assert run(["reconcile-driver-state"]) == ExitCode.USAGE
-    assert named in errors(capfd.readouterr().err)[0]
-
-
-@pytest.mark.parametrize("words", [["plan"], ["reconcile-driver-state", "--dry-run"]])
-def test_a_mistyped_variable_is_an_error_of_a_plan(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
-    monkeypatch.setenv("ENABLE_NPU_POD_EVICTON", "true")
-    assert run([*words, "--node-name", "n", "--kubeconfig", "/absent"]) == ExitCode.USAGE
-    said = "no option reads ENABLE_NPU_POD_EVICTON (did you mean ENABLE_NPU_POD_EVICTION?)"
-    assert errors(capfd.readouterr().err)[0] == said
+    monkeypatch.setenv(variable, "!")
+    code, _, err = prompt(line)
+    assert (code, re.fullmatch(said, errors(err)[0]) is not None) == (ExitCode.USAGE, True), err
 
 
 def test_every_command_that_prints_for_machines_takes_the_same_output_option_and_prints_text_without_it() -> None:
@@ -249,17 +213,14 @@ def test_every_command_that_prints_for_machines_takes_the_same_output_option_and
     assert {name: form for name, form in found.items() if form != same} == {}
 
 
-def test_the_help_explains_every_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["--help"]) == ExitCode.DONE
-    text = " ".join(capfd.readouterr().out.split())
+def test_the_help_explains_every_exit_code_and_the_scenarios_are_listed(prompt: Prompt) -> None:
+    code, out, _ = prompt("--help")
+    text = " ".join(out.split())
+    assert (code, set(EXIT_MEANINGS)) == (ExitCode.DONE, set(ExitCode))
     assert all(f"{code.value} {meaning}" in text for code, meaning in EXIT_MEANINGS.items())
-    assert set(EXIT_MEANINGS) == set(ExitCode)
     assert all(command in text for command in COMMANDS)
-
-
-def test_the_scenarios_are_listed(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["sandbox", "--list", "-o", "json"]) == ExitCode.DONE
-    assert "upgrade" in [row["name"] for row in json.loads(capfd.readouterr().out)]
+    code, out, _ = prompt("sandbox --list -o json")
+    assert (code, "upgrade" in [row["name"] for row in json.loads(out)]) == (ExitCode.DONE, True)
 
 
 # a vendor's manifests run unchanged: its own manager's commands stand for ours, on its profile
@@ -268,7 +229,6 @@ NVIDIA = {"uninstall_driver": RECONCILE, "preflight_check": PREFLIGHT}
 
 
 def command(name: str) -> click.Command | None:
-    """What the command line runs for `name`."""
     return cli.get_command(click.Context(cli), name)
 
 
@@ -288,40 +248,29 @@ def test_nvidias_names_stand_for_our_commands_on_its_profile(name: str, ours: st
     assert (found.name, profile_of(name), profile_of(ours)) == (name, "nvidia", profiles.AUTO)
 
 
-def test_the_profile_may_still_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_profile_may_still_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert profile_of("uninstall_driver", "--profile", "auto") == "auto"
     monkeypatch.setenv("DRIVER_PROFILE", "rebellions")
     assert profile_of("uninstall_driver") == "rebellions"
 
 
-def test_another_name_is_no_command() -> None:
-    assert command("uninstall-driver") is None
-
-
 def test_no_name_has_two_meanings() -> None:
-    names = [
-        name
-        for profile in profiles.builtin().values()
-        for name in (*profile.commands.reconcile, *profile.commands.preflight)
-    ]
-    assert len({*names, *COMMANDS}) == len(names) + len(COMMANDS)
-    assert set(names) == set(NVIDIA)
+    each = [profile.commands for profile in profiles.builtin().values()]
+    names = [name for known in each for name in (*known.reconcile, *known.preflight)]
+    assert command("uninstall-driver") is None
+    assert (len({*names, *COMMANDS}), set(names)) == (len(names) + len(COMMANDS), set(NVIDIA))
     assert {RECONCILE, PREFLIGHT} <= set(COMMANDS)
 
 
-@pytest.mark.parametrize(
-    ("value", "warns"), [("true", True), ("1", True), ("false", False), ("", False), (None, False)]
-)
-def test_a_switch_that_changes_nothing_here_is_named_where_it_is_on(
-    value: str | None, warns: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_switch_that_changes_nothing_is_named_where_it_is_on(prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPU_DIRECT_RDMA_ENABLED", raising=False)
-    if value is not None:
-        monkeypatch.setenv("GPU_DIRECT_RDMA_ENABLED", value)
     monkeypatch.setenv("ENABLE_NPU_POD_EVICTON", "true")
-    log = LogForm(as_json=False).reporter(lambda: 0.0)
-    for profile in profiles.builtin().values():
-        warn_of_unheeded(profile, log)
-    warned = capsys.readouterr().err
-    assert warned.count("GPU_DIRECT_RDMA_ENABLED is set but has no effect here") == int(warns)
-    assert "ENABLE_NPU_POD_EVICTON is set, and no option reads it: did you mean ENABLE_NPU_POD_EVICTION?" in warned
+    for value, warnings in ((None, 0), ("true", 1), ("1", 1), ("false", 0), ("", 0)):
+        if value is not None:
+            monkeypatch.setenv("GPU_DIRECT_RDMA_ENABLED", value)
+        log = LogForm(as_json=False).reporter(lambda: 0.0)
+        for profile in profiles.builtin().values():
+            warn_of_unheeded(profile, log)
+        warned = prompt.capfd.readouterr().err
+        assert warned.count("GPU_DIRECT_RDMA_ENABLED is set but has no effect here") == warnings
+        assert "ENABLE_NPU_POD_EVICTON is set, and no option reads it: did you mean ENABLE_NPU_POD_EVICTION?" in warned

@@ -12,7 +12,6 @@ import click
 import pytest
 
 from driver_manager.cli.cluster_status import cluster_text
-from driver_manager.cli.main import run
 from driver_manager.cli.options import fitted
 from driver_manager.domain import journal, node_state
 from driver_manager.domain.errors import ExitCode
@@ -21,7 +20,7 @@ from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.wire import written_time
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.apiserver import ApiServer, Deny, Store
-from tests.support.fakes.schemas import conforms
+from tests.support.fakes.typed import Prompt
 
 Add = Callable[..., None]
 NOW_S = time.time()
@@ -33,11 +32,7 @@ LONG = "pods would not leave: jobs/train-0 is protected by a PodDisruptionBudget
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     with ApiServer(Store()) as found:
         (tmp_path / "kubeconfig").write_text(json.dumps(found.kubeconfig()))
-        for name, value in {
-            "KUBECONFIG": f"{tmp_path}/kubeconfig",
-            "LOG_FORMAT": "text",
-            "HOME": f"{tmp_path}",
-        }.items():
+        for name, value in (("KUBECONFIG", f"{tmp_path}/kubeconfig"), ("LOG_FORMAT", "text"), ("HOME", f"{tmp_path}")):
             monkeypatch.setenv(name, value)
         yield found
 
@@ -53,9 +48,7 @@ def add(server: ApiServer) -> Add:
             labels |= {keys.state: state.value, keys.version: more.get("version", "2.0.1")}
             notes |= {keys.last_outcome: node_state.encode(outcome)}
         if "begin" in more:
-            notes[keys.journal] = journal.encode(
-                Journal(Owner("rbln-system/driver-x", "uid"), "b", begin=more["begin"])
-            )
+            notes[keys.journal] = journal.encode(Journal(Owner("npu/driver-x", "uid"), "b", begin=more["begin"]))
         ready = [{"type": "Ready", "status": more.get("ready", "True")}]
         metadata = {"name": name, "labels": labels, "annotations": notes}
         status = {"conditions": ready, "nodeInfo": {"machineID": "another", "bootID": "another"}}
@@ -64,14 +57,7 @@ def add(server: ApiServer) -> Add:
     return made
 
 
-def shown(capfd: pytest.CaptureFixture[str], *argv: str) -> Any:
-    assert run(["status", "--all", "-o", "json", *argv]) == ExitCode.DONE
-    return conforms("cluster", capfd.readouterr().out)
-
-
-def test_all_vendors_are_shown_with_what_needs_attention_first(
-    server: ApiServer, add: Add, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_all_vendors_are_shown_with_what_needs_attention_first(server: ApiServer, add: Add, prompt: Prompt) -> None:
     add("a-1", "rebellions", NodeState.READY)
     add("a-2", "nvidia", NodeState.FAILED, 3, LONG)
     add("a-3", "ascend", NodeState.REBOOT_REQUIRED, 9, "a reboot is required")
@@ -81,7 +67,7 @@ def test_all_vendors_are_shown_with_what_needs_attention_first(
     add("a-7", "furiosa", NodeState.READY, ready="False")
     add("a-8", "rebellions", None, labels={"rebellions.ai/npu.deploy.driver": "true"})
     add("plain", "rebellions", None)
-    found = shown(capfd)
+    found = prompt.shows("cluster", "status --all")
     assert [one["node"] for one in found["nodes"]] == ["a-4", "a-2", "a-3", "a-6", "a-7", "a-5", "a-8", "a-1"]
     assert [one["node"] for one in found["nodes"] if one["needsAttention"]] == ["a-4", "a-2", "a-3", "a-6", "a-7"]
     assert (found["total"], found["needAttention"], found["states"]["unknown"]) == (8, 5, 1)
@@ -89,79 +75,52 @@ def test_all_vendors_are_shown_with_what_needs_attention_first(
     assert by_name["a-2"]["reason"] == f"exit 3: {LONG}"
     assert (by_name["a-2"]["since"], by_name["a-2"]["exitCode"]) == (SINCE, 3)
     assert "approve" in by_name["a-3"]["remedy"].lower()
-    assert by_name["a-6"]["reason"].startswith("it takes long; pod rbln-system/driver-x has taken the node")
+    assert by_name["a-6"]["reason"].startswith("it takes long; pod npu/driver-x has taken the node")
     assert by_name["a-7"]["reason"] == "the Node is not Ready; done"
-    assert [one["node"] for one in shown(capfd, "--profile", "ascend")["nodes"]] == ["a-3"]
-    asked = {(one.verb, one.resource) for one in server.requests}
-    assert asked == {("list", "nodes")}
+    of_one = prompt.shows("cluster", "status --all --profile ascend")["nodes"]
+    assert [one["node"] for one in of_one] == ["a-3"]
+    assert {(one.verb, one.resource) for one in server.requests} == {("list", "nodes")}
 
 
-def test_a_node_with_two_vendors_has_a_row_for_each(add: Add, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_node_with_two_vendors_has_a_row_for_each(server: ApiServer, add: Add, prompt: Prompt) -> None:
     add("both", "rebellions", NodeState.READY, labels={builtin()["nvidia"].keys.state: "wedged"})
-    found = [(one["profile"], one["state"]) for one in shown(capfd)["nodes"]]
+    found = [(one["profile"], one["state"]) for one in prompt.shows("cluster", "status --all")["nodes"]]
     assert found == [("nvidia", "wedged"), ("rebellions", "ready")]
-
-
-def test_a_missing_right_is_named(server: ApiServer, capfd: pytest.CaptureFixture[str]) -> None:
     server.deny.append(Deny("list", "nodes"))
-    assert run(["status", "--all"]) == ExitCode.API_REFUSED
-    assert "list nodes" in capfd.readouterr().err
+    assert "list nodes" in prompt.errors("status --all", code=ExitCode.API_REFUSED), "a missing right is named"
 
 
 DRIVER = {"labels": {"rebellions.ai/npu.deploy.driver": "true"}}
 
 
-def one(capfd: pytest.CaptureFixture[str], *argv: str) -> Any:
-    assert run(["status", "-o", "json", *argv]) == ExitCode.DONE
-    return conforms("status", capfd.readouterr().out)
-
-
-def test_one_node_is_shown_from_afar_as_the_api_server_has_it(
-    server: ApiServer, add: Add, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_one_node_is_shown_from_afar_as_the_api_server_has_it(server: ApiServer, add: Add, prompt: Prompt) -> None:
     add("a-1", "rebellions", NodeState.READY, **DRIVER)
     add("a-2", "rebellions", NodeState.FAILED, 3, LONG, **DRIVER)
-    ready, failed = one(capfd, "a-1"), one(capfd, "a-2", "--node-name", "a-1")
-    assert [(found["node"], found["state"], found["since"]) for found in (ready, failed)] == [
-        ("a-1", "ready", SINCE),
-        ("a-2", "failed", SINCE),
-    ]
-    assert ready["attention"] == []
+    ready, failed = (prompt.shows("status", f"status {words}") for words in ("a-1", "a-2 --node-name a-1"))
+    shown = [(found["node"], found["state"], found["since"]) for found in (ready, failed)]
+    assert (shown, ready["attention"]) == ([("a-1", "ready", SINCE), ("a-2", "failed", SINCE)], [])
     assert [(found["what"], found["remedy"]) for found in failed["attention"]] == [(LONG, "Make room.")]
     assert (failed["host"], failed["next"]["decision"]) == ({"problem": "not on the node"}, "unknown")
     assert {request.verb for request in server.requests} == {"get", "list"}
-    run(["status", "a-1"])
-    out = capfd.readouterr().out
+    _, out, _ = prompt("status a-1")
     assert "devices   unknown: the host is not read\n" in out
     assert "loads" not in out, "the options of a laptop are not those of the node"
 
 
-def test_one_node_is_an_error_where_it_cannot_be_read(
-    server: ApiServer, add: Add, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_one_node_is_an_error_where_it_cannot_be_read(server: ApiServer, add: Add, prompt: Prompt) -> None:
     add("a-1", "rebellions", NodeState.READY, **DRIVER)
-    assert run(["status", "a-1", "--all"]) == run(["status", "a-9"]) == ExitCode.USAGE
-    err = capfd.readouterr().err
-    assert "a node and --all cannot be used together" in err
-    assert "node a-9 does not exist" in err
+    for words, what in (("a-1 --all", "a node and --all cannot be used together"), ("a-9", "node a-9 does not exist")):
+        assert what in prompt.errors(f"status {words}")
     server.deny.append(Deny("list", "pods"))
-    assert [found["kind"] for found in one(capfd, "a-1")["attention"]] == ["access"]
+    assert [found["kind"] for found in prompt.shows("status", "status a-1")["attention"]] == ["access"]
     server.deny.append(Deny("get", "nodes"))
-    assert run(["status", "a-1", "--profile", "rebellions"]) == ExitCode.API_REFUSED
-    assert capfd.readouterr().out == ""
+    assert prompt("status a-1 --profile rebellions")[:2] == (ExitCode.API_REFUSED, "")
 
 
 def rows(count: int, **more: Any) -> dict[str, Any]:
-    known: dict[str, Any] = {
-        "profile": "nvidia",
-        "state": "ready",
-        "version": "580.1",
-        "reason": "done",
-        "since": SINCE,
-    }
-    known |= {"needsAttention": False, "remedy": "", "cordoned": False, **more}
-    nodes = [{"node": f"node-{number}", **known} for number in range(count)]
-    return {"total": count, "nodes": nodes}
+    known: dict[str, Any] = {"profile": "nvidia", "state": "ready", "version": "580.1", "reason": "done"}
+    known |= {"since": SINCE, "needsAttention": False, "remedy": "", "cordoned": False, **more}
+    return {"total": count, "nodes": [{"node": f"node-{number}", **known} for number in range(count)]}
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 0])
@@ -171,10 +130,8 @@ def test_the_reason_is_whole_and_fits_the_terminal(columns: int, monkeypatch: py
     body = rows(1, state="failed", reason=LONG, needsAttention=True, remedy="x")
     text = click.unstyle(fitted(cluster_text(body, NOW_S)))
     lines = text.split("\n")
-    assert LONG in " ".join(text.split())
     assert max(map(len, lines[2:-2])) <= (columns or 400)
-    assert lines[0] == "1 node: 1 needs attention"
-    assert "2 h ago" in text
+    assert (lines[0], LONG in " ".join(text.split()), "2 h ago" in text) == ("1 node: 1 needs attention", True, True)
 
 
 @pytest.mark.parametrize(("since", "shown"), [("z" * 300, "-"), (None, "-"), ("9999-01-01T00:00:00Z",) * 2])
@@ -183,13 +140,9 @@ def test_a_time_that_is_none_is_not_shown(since: str | None, shown: str) -> None
     assert text.splitlines()[-1].split()[4:] == [shown, "done"]
 
 
-def test_a_reason_without_end_does_not_hide_the_other_nodes() -> None:
+def test_a_reason_without_end_does_not_hide_the_other_nodes_and_many_without_problems_are_one_row() -> None:
     text = cluster_text(rows(2, state="failed", reason="why " * 50_000, needsAttention=True), NOW_S)
     assert len(text) < 3000
-
-
-def test_many_nodes_without_problems_are_one_row() -> None:
     text = click.unstyle(cluster_text(rows(5000), NOW_S))
-    assert "5000 nodes  nvidia" in text
-    assert len(text.split("\n")) < 10
+    assert ("5000 nodes  nvidia" in text, len(text.split("\n")) < 10) == (True, True)
     assert cluster_text(rows(0), NOW_S) == "no node has a label of a known profile"

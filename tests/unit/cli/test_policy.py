@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.settings import AnySetting, SettingKind, Values
 from tests.support.fakes.builders import ASCEND, PROFILE
 from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.host_documents import roots_of
 from tests.support.fakes.host_folders import Tree
 
 SETTINGS = (*settings.DRIVER, *settings.WORKLOADS)
@@ -51,28 +53,20 @@ def told(env: dict[str, str], *argv: str, mode: Mode = Mode.CONTAINER) -> Policy
     return found[0]
 
 
-GENERATION_1 = {
-    "ENABLE_NPU_POD_EVICTION": "true",
-    "ENABLE_AUTO_DRAIN": "false",
-    "DRAIN_USE_FORCE": "false",
-    "DRAIN_POD_SELECTOR_LABEL": "",
-    "DRAIN_TIMEOUT_SECONDS": "0s",
-    "DRAIN_DELETE_EMPTYDIR_DATA": "false",
-}
-GENERATION_2 = {
-    "ENABLE_NPU_POD_EVICTION": "true",
-    "NPU_POD_EVICTION_FORCE": "true",
-    "NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA": "true",
-    "NPU_POD_EVICTION_DEVICE_CLASS": "npu.rebellions.ai",
-}
-NVIDIAS = {
-    "ENABLE_GPU_POD_EVICTION": "true",
-    "ENABLE_AUTO_DRAIN": "true",
-    "DRAIN_USE_FORCE": "true",
-    "DRAIN_POD_SELECTOR_LABEL": "app=web",
-    "DRAIN_TIMEOUT_SECONDS": "90",
-    "DRAIN_DELETE_EMPTYDIR_DATA": "true",
-}
+def as_env(words: str) -> dict[str, str]:
+    """Variables as a shell takes them before a command."""
+    return dict(word.split("=", 1) for word in shlex.split(words))
+
+
+GENERATION_1 = as_env("""
+    ENABLE_NPU_POD_EVICTION=true ENABLE_AUTO_DRAIN=false DRAIN_USE_FORCE=false DRAIN_POD_SELECTOR_LABEL=
+    DRAIN_TIMEOUT_SECONDS=0s DRAIN_DELETE_EMPTYDIR_DATA=false""")
+GENERATION_2 = as_env("""
+    ENABLE_NPU_POD_EVICTION=true NPU_POD_EVICTION_FORCE=true NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA=true
+    NPU_POD_EVICTION_DEVICE_CLASS=npu.rebellions.ai""")
+NVIDIAS = as_env("""
+    ENABLE_GPU_POD_EVICTION=true ENABLE_AUTO_DRAIN=true DRAIN_USE_FORCE=true DRAIN_POD_SELECTOR_LABEL=app=web
+    DRAIN_TIMEOUT_SECONDS=90 DRAIN_DELETE_EMPTYDIR_DATA=true""")
 
 
 def rules(env: dict[str, str], *argv: str) -> EvictionRules:
@@ -82,16 +76,11 @@ def rules(env: dict[str, str], *argv: str) -> EvictionRules:
 EVICTS = EvictionRules(is_enabled=True)
 WITH_CLASS = replace(EVICTS, deletes_empty_dirs=True, device_classes=("npu.rebellions.ai",))
 DRAINS = replace(EVICTS, drains=True, forces=True, deletes_empty_dirs=True, drain_timeout_s=90.0)
-OTHERS = {
-    "EVICT_HOLDERS": "true",
-    "POD_EVICTION_TIMEOUT": "2m",
-    "NPU_POD_EVICTION_DEVICE_CLASS": " a , ,b,",
-    "WAIT_FOR_COMPLETION_SELECTOR": "job in (a,b)",
-    "WAIT_FOR_COMPLETION_TIMEOUT": "1h",
-    "SAFE_LOAD": "true",
-    "OPERATOR_TIMEOUT": "3m",
-    "IGNORE_SKIP": "true",
-}
+OTHERS = as_env("""
+    EVICT_HOLDERS=true POD_EVICTION_TIMEOUT=2m NPU_POD_EVICTION_DEVICE_CLASS=' a , ,b,' SAFE_LOAD=true
+    WAIT_FOR_COMPLETION_SELECTOR='job in (a,b)' WAIT_FOR_COMPLETION_TIMEOUT=1h OPERATOR_TIMEOUT=3m IGNORE_SKIP=true""")
+WAITS = Policy(completion=selectors.parse("job in (a,b)"), completion_timeout_s=3_600.0, operator_timeout_s=180.0)
+EVICTS_HOLDERS = EvictionRules(evicts_holders=True, timeout_s=120.0, device_classes=("a", "b"))
 AS_VFIO_MANAGER = {**GENERATION_2, "NPU_POD_EVICTION_FORCE": "false", "OPERATOR_NAMESPACE": "x"}
 VFIO = Policy(mode=Mode.VFIO, driver_pod_leaves=True)
 
@@ -103,17 +92,7 @@ VFIO = Policy(mode=Mode.VFIO, driver_pod_leaves=True)
         (GENERATION_1, Policy(eviction=EVICTS)),
         (GENERATION_2, Policy(eviction=replace(WITH_CLASS, forces=True))),
         (NVIDIAS, Policy(eviction=replace(DRAINS, drain_selector=selectors.parse("app=web")))),
-        (
-            OTHERS,
-            Policy(
-                eviction=EvictionRules(evicts_holders=True, timeout_s=120.0, device_classes=("a", "b")),
-                completion=selectors.parse("job in (a,b)"),
-                completion_timeout_s=3_600.0,
-                safe_load=True,
-                operator_timeout_s=180.0,
-                ignore_skip=True,
-            ),
-        ),
+        (OTHERS, replace(WAITS, eviction=EVICTS_HOLDERS, safe_load=True, ignore_skip=True)),
     ],
     ids=["nothing", "generation 1", "generation 2", "NVIDIA", "others"],
 )
@@ -126,27 +105,27 @@ def test_the_environment_of_vfio_manager_evicts_and_loads_no_driver(env: dict[st
     assert told(env, mode=Mode.VFIO) == policy
 
 
-@pytest.mark.parametrize(
-    ("setting", "also"),
-    [(setting, also) for setting in SETTINGS for also in setting.also],
-    ids=lambda value: str(value)[:40],
-)
-def test_the_first_variable_that_is_not_empty_counts(setting: AnySetting, also: str) -> None:
-    attribute = {
-        "enable_npu_pod_eviction": "is_enabled",
-        "npu_pod_eviction_force": "forces",
-        "npu_pod_eviction_delete_emptydir_data": "deletes_empty_dirs",
-    }[setting.name]
-    found = [
-        getattr(rules({setting.env: first, also: second}), attribute)
-        for first, second in (("", "true"), ("", "false"), ("false", "true"), ("true", "false"), ("", ""))
-    ]
-    assert found == [True, False, False, True, False]
+ALSO = {
+    "enable_npu_pod_eviction": "is_enabled",
+    "npu_pod_eviction_force": "forces",
+    "npu_pod_eviction_delete_emptydir_data": "deletes_empty_dirs",
+}
+"""The rule of each setting that has another variable."""
 
 
-@pytest.mark.parametrize(("text", "is_on"), [("true", True), ("True", True), ("1", True), ("yes", True), ("0", False)])
-def test_a_flag_is_read_as_charts_write_it(text: str, is_on: bool) -> None:
-    assert rules({"ENABLE_NPU_POD_EVICTION": text}).is_enabled is is_on
+@pytest.mark.parametrize("setting", [one for one in SETTINGS if one.also], ids=lambda one: str(one.name))
+def test_the_first_variable_that_is_not_empty_counts(setting: AnySetting) -> None:
+    for also in setting.also:
+        found = [
+            getattr(rules({setting.env: first, also: second}), ALSO[setting.name])
+            for first, second in (("", "true"), ("", "false"), ("false", "true"), ("true", "false"), ("", ""))
+        ]
+        assert found == [True, False, False, True, False]
+
+
+def test_a_flag_is_read_as_charts_write_it() -> None:
+    found = {text: rules({"ENABLE_NPU_POD_EVICTION": text}).is_enabled for text in ("true", "True", "1", "yes", "0")}
+    assert found == {"true": True, "True": True, "1": True, "yes": True, "0": False}
 
 
 def test_the_command_line_goes_before_the_environment() -> None:
@@ -168,9 +147,7 @@ VFIO_ELSEWHERE = {settings.EVIDENCE_DIR, settings.DRIVER_LOAD}
     ],
     ids=["container", "vfio"],
 )
-def test_each_setting_changes_the_policy_in_a_way_of_its_own(
-    mode: Mode, known: set[AnySetting], other: dict[SettingKind, str]
-) -> None:
+def test_each_setting_changes_the_policy_in_a_way_of_its_own(mode: Mode, known: Any, other: Any) -> None:
     unchanged = told({}, mode=mode)
     told_by = {setting: told({setting.env: other[setting.kind]}, mode=mode) for setting in known}
     assert [setting.env for setting, found in told_by.items() if found == unchanged] == []
@@ -193,14 +170,10 @@ def test_a_bad_selector_is_a_configuration_error_that_names_its_variable(name: s
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("blank", ["", "  "])
-def test_a_blank_selector_is_none(blank: str) -> None:
-    found = told({"WAIT_FOR_COMPLETION_SELECTOR": blank, "DRAIN_POD_SELECTOR_LABEL": blank})
-    assert not found.completion
-    assert not found.eviction.drain_selector
-
-
-# the driver's state on the Node
+def test_a_blank_selector_is_none() -> None:
+    for blank in ("", "  "):
+        found = told({"WAIT_FOR_COMPLETION_SELECTOR": blank, "DRAIN_POD_SELECTOR_LABEL": blank})
+        assert (bool(found.completion), bool(found.eviction.drain_selector)) == (False, False)
 
 
 def profile_of_run(values: Values, _: HostRoots) -> Profile:
@@ -211,9 +184,7 @@ def profile_of_run(values: Values, _: HostRoots) -> Profile:
     "read", [profile_of_run, health_watch._profile, rebooter._profile], ids=["run", "health-watch", "rebooter"]
 )
 @pytest.mark.parametrize("state", ["on", "off"])
-def test_with_node_state_off_no_command_has_a_key_of_the_drivers_state(
-    read: Callable[[Values, HostRoots], Profile], state: str, tmp_path: Path
-) -> None:
+def test_with_node_state_off_no_command_has_its_keys(read: Callable[..., Profile], state: str, tmp_path: Path) -> None:
     tree, found = Tree(tmp_path), list[NodeKeys]()
     tree.put(ASCEND.paths.rebooter_record, "")
     command = with_options(settings.CLUSTER, settings.HOST, settings.LOGGING, (settings.EVIDENCE_DIR,))(
@@ -226,50 +197,37 @@ def test_with_node_state_off_no_command_has_a_key_of_the_drivers_state(
     assert found == [ASCEND.keys if state == "on" else off]
 
 
-# a further label of a DRA plugin
-
-
-def test_a_further_label_leaves_last_and_is_paused() -> None:
-    key = "example.com/dra-plugin"
+def test_a_further_label_leaves_last_and_is_paused_and_the_drivers_own_never_does() -> None:
+    key, driver = "example.com/dra-plugin", PROFILE.deploy.driver_key
     found = _with_last_label(PROFILE, key)
     assert found.deploy.last_keys == PROFILE.deploy.last_keys | {key}
     assert key in found.deploy.keys_in({key: "true"})
-    assert _with_last_label(found, key) == found
-    assert _with_last_label(PROFILE, "") == PROFILE
-
-
-@pytest.mark.parametrize(
-    "key", ["no-prefix", "example.com/", "/x", "example.com/a=b", "example.com/a b", "kubernetes.io/hostname"]
-)
-def test_a_further_label_that_is_none_is_a_configuration_error(key: str) -> None:
-    assert not profiles.may_pause(key)
-    with pytest.raises(ConfigError, match="is not the key of a label"):
-        _with_last_label(PROFILE, key)
-
-
-def test_the_drivers_own_label_never_leaves_last() -> None:
-    driver = PROFILE.deploy.driver_key
-    with pytest.raises(ConfigError, match="is not the key of a label that may be paused"):
-        _with_last_label(PROFILE, driver)
+    assert (_with_last_label(found, key), _with_last_label(PROFILE, "")) == (found, PROFILE)
     named = replace(PROFILE.deploy, leave_last=("driver",))
     assert driver not in named.last_keys
     assert named.keys_in({driver: "true"}) == frozenset()
 
 
-@pytest.mark.parametrize(
-    ("loader", "is_asked"), [(Loader.CONTAINER, False), (Loader.MANAGER, True), (Loader.NONE, False)]
-)
-def test_clients_are_restarted_by_a_run_that_loads_the_driver(
-    loader: Loader, is_asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+OWN = PROFILE.deploy.driver_key
+NO_KEYS = ("no-prefix", "example.com/", "/x", "example.com/a=b", "example.com/a b", "kubernetes.io/hostname")
+
+
+@pytest.mark.parametrize("key", [*NO_KEYS, OWN])
+def test_a_further_label_that_is_none_is_a_configuration_error(key: str) -> None:
+    assert profiles.may_pause(key) == (key == OWN)
+    with pytest.raises(ConfigError, match="is not the key of a label that may be paused"):
+        _with_last_label(PROFILE, key)
+
+
+def test_clients_are_restarted_by_a_run_that_loads_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def after_run(_: ClientRestarter, pods: Any, __: Any) -> ClientTurn:
-        asked.append(pods)
+        asked.append((loader, pods))
         return ClientTurn()
 
     monkeypatch.setattr(ClientRestarter, "after_run", after_run)
-    roots = HostRoots(tmp_path, tmp_path / "proc", tmp_path / "sys", tmp_path / "dev")
-    session = SimpleNamespace(clock=FakeClock(), log=None, cluster=None, profile=PROFILE, roots=roots)
-    restart_clients(cast("Session", session), Policy(loader=loader), ())
-    assert asked == ([()] if is_asked else [])
+    of_run = {"clock": FakeClock(), "log": None, "cluster": None, "profile": PROFILE, "roots": roots_of(tmp_path)}
+    for loader in Loader:
+        restart_clients(cast("Session", SimpleNamespace(**of_run)), Policy(loader=loader), ())
+    assert asked == [(Loader.MANAGER, ())]

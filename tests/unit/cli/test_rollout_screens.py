@@ -14,19 +14,10 @@ from driver_manager.cli.rollout_screen import Json, Shown, body, outlook_of, pla
 from driver_manager.cli.rollout_verbs import plan_body
 from driver_manager.core.fleet.world import ObservedRollout
 from driver_manager.core.fleet_ports import Leader
+from driver_manager.domain.fleet import spec
 from driver_manager.domain.fleet.advance import survey
 from driver_manager.domain.fleet.nodes import order
-from driver_manager.domain.fleet.spec import (
-    Fleet,
-    PreflightMode,
-    RevisionHistory,
-    RolloutObject,
-    RolloutState,
-    Task,
-    TaskPod,
-    UpgradeState,
-    Wave,
-)
+from driver_manager.domain.fleet.spec import Fleet, RevisionHistory, RolloutState, UpgradeState, Wave
 from driver_manager.domain.fleet.state import NodePhase, Phase
 from driver_manager.schemas import schema
 from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, new_pod, node, pod, policy, record
@@ -35,12 +26,8 @@ from tests.support.fakes.schemas import conforms
 GOLDEN = Path(__file__).parents[1] / "golden"
 HISTORY = (RevisionHistory(OLD, NOW_S - 9000.0, NOW_S - 8000.0, "complete"), RevisionHistory(NEW, NOW_S - 600.0))
 LEADER = Leader("controller-7_ab", NOW_S - 3.0, 15.0)
-WAVES = (
-    Wave("canary", count=1, soak_s=300.0),
-    Wave("some", count=3),
-    Wave("night-shift", count=2, needs_approval=True),
-    Wave("rest"),
-)
+SOME, NIGHT = Wave("some", count=3), Wave("night-shift", count=2, needs_approval=True)
+WAVES = (Wave("canary", count=1, soak_s=300.0), SOME, NIGHT, Wave("rest"))
 
 
 def busy() -> Fleet:
@@ -59,7 +46,7 @@ def busy() -> Fleet:
 
 def shown(facts: Fleet, leader: Leader | None = LEADER) -> tuple[Json, Json]:
     """Both forms: that of `status`, and that of `plan`, with a pod on each node but the first."""
-    rollout = RolloutObject("npu", "driver", "uid", "7", 1, None, facts.policy, memory=facts.memory)
+    rollout = spec.RolloutObject("npu", "driver", "uid", "7", 1, None, facts.policy, memory=facts.memory)
     seen = Shown(ObservedRollout(rollout, facts), "rebellions", NOW_S, leader)
     found, standings = outlook_of(seen), survey(facts, NOW_S)
     pods = {one.member.node.name: 1 for one in order(standings.standings)[1:]}
@@ -86,18 +73,16 @@ def test_the_screens_are_as_they_were_and_both_forms_as_documented(name: str, mo
         conforms("rollout", json.dumps(one))
 
 
-def test_a_lease_that_ran_out_is_nobodys_though_clocks_may_differ_by_less_than_a_minute() -> None:
+def test_a_lease_that_ran_out_leads_no_more_though_clocks_may_differ_by_less_than_a_minute() -> None:
     facts = FLEETS["complete"]
-    for age_s, is_leading in ((14.0, True), (70.0, True), (80.0, False)):
-        status, _ = shown(facts, replace(LEADER, renewed_s=NOW_S - age_s))
-        assert status["controller"]["isLeading"] is is_leading
-    assert shown(facts, Leader(""))[0]["controller"]["isLeading"] is False
+    leaders = [*(replace(LEADER, renewed_s=NOW_S - age_s) for age_s in (14.0, 70.0, 80.0)), Leader("")]
+    assert [shown(facts, one)[0]["controller"]["isLeading"] for one in leaders] == [True, True, False, False]
     assert shown(facts, None)[0]["controller"] is None
 
 
 def test_who_is_left_out_for_a_preflight_gets_the_command_that_looks_again() -> None:
-    failed = TaskPod("npu", "look-b", "u", "b", NEW, Task.PREFLIGHT, NOW_S - 9.0, exit_code=6, has_ended=True)
-    facts = fleet([node("a"), node("b")], task_pods=(failed,), policy=policy(preflight=PreflightMode.REQUIRE))
+    failed = spec.TaskPod("npu", "look-b", "u", "b", NEW, spec.Task.PREFLIGHT, NOW_S - 9.0, exit_code=6, has_ended=True)
+    facts = fleet([node("a"), node("b")], task_pods=(failed,), policy=policy(preflight=spec.PreflightMode.REQUIRE))
     commands = [one["command"] for one in shown(facts)[0]["hints"]]
     assert "driver-manager rollout retry -n npu --rollout driver b" in commands
     cordoned = fleet([node("a"), node("b", unschedulable=True)])

@@ -6,6 +6,7 @@ import io
 import re
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.cli.sandbox import FleetScreen, table
 from driver_manager.sandbox.fleet import HEADINGS, NodeRow, Picture
@@ -21,8 +22,6 @@ DONE = NodeRow("node-01", "canary", "upgrade-done", "2.0.1", "Running")
 
 
 class Terminal(io.StringIO):
-    """A terminal that keeps what it was sent."""
-
     encoding = "utf-8"
 
     def isatty(self) -> bool:
@@ -48,9 +47,8 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("LINES", "40")
-    monkeypatch.setenv("COLUMNS", "80")
+    for name, value in (("TERM", "xterm"), ("LINES", "40"), ("COLUMNS", "80")):
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
     return Terminal()
 
@@ -59,18 +57,13 @@ def picture(*rows: NodeRow, phase: str = "Progressing", message: str = "under wa
     return Picture("r1", phase, message, rows)
 
 
-def test_on_a_terminal_the_last_picture_is_all_that_is_left_of_them(terminal: Terminal) -> None:
+def test_the_last_picture_is_all_that_is_left_of_them_below_what_is_said(terminal: Terminal) -> None:
     screen = FleetScreen(terminal)
     for one in (BEFORE, UNDER_WAY, DONE):
         screen.picture(picture(one), ["a line"])
     shown = "\n".join(terminal.shown())
-    assert (shown.count("NODE"), shown.count("node-01  "), shown.count("a line")) == (1, 1, 0)
-    assert "upgrade-done" in shown
-
-
-def test_what_is_said_stands_above_the_table(terminal: Terminal) -> None:
-    screen = FleetScreen(terminal)
-    screen.picture(picture(BEFORE), [])
+    counts = [shown.count(words) for words in ("NODE", "node-01  ", "a line", "upgrade-done")]
+    assert counts == [1, 1, 0, 1]
     screen.line("node-01: [1/8] take the node")
     first, *rest = terminal.shown()
     assert (first, sum("NODE" in line for line in rest)) == ("node-01: [1/8] take the node", 1)
@@ -81,40 +74,36 @@ def test_a_chapter_leaves_the_table_and_begins_below_it(terminal: Terminal) -> N
     screen.picture(picture(FAILED, phase="Halted"), [])
     screen.chapter("undo")
     screen.picture(picture(DONE, phase="Complete"), [])
-    shown = terminal.shown()
-    order = [
-        next(n for n, line in enumerate(shown) if word in line) for word in ("upgrade-failed", "undo", "upgrade-done")
-    ]
-    assert order == sorted(order)
+    assert re.search("upgrade-failed.*undo.*upgrade-done", " ".join(terminal.shown()))
 
 
-def test_no_line_of_the_table_is_longer_than_the_terminal_is_wide(terminal: Terminal) -> None:
+def test_no_line_of_the_table_is_longer_than_the_terminal_is_wide_and_the_reason_is_not_cut_for_a_pod() -> None:
     wide = picture(FAILED, phase="Halted", message=LONG)
     for columns in (40, 80, 200):
-        lines = table(wide, columns, paints=False)
-        assert max(map(len, lines)) <= columns
+        assert max(map(len, table(wide, columns, paints=False))) <= columns
     assert "".join(table(wide, 100, paints=False)).replace(" ", "").startswith(f"Halted:{LONG}".replace(" ", "")[:300])
+    row = replace(FAILED, pod="driver-of-a-vendor-with-a-long-name-x7k2p", why="exit 5: dmesg")
+    last = table(picture(row), 80, paints=False)[-1]
+    assert (len(last) <= 80, last.endswith("  exit 5: dmesg"), "…" in last) == (True, True, True)
 
 
 def test_states_have_colours_where_the_user_lets_us(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    colours = {
-        one: COLOUR.findall(table(picture(one), 80, paints=True)[-1]) for one in (BEFORE, UNDER_WAY, FAILED, DONE)
-    }
-    assert colours[BEFORE] == []
-    assert len({tuple(found) for found in colours.values()}) == 4
+    rows = (BEFORE, UNDER_WAY, FAILED, DONE)
+    colours = [tuple(COLOUR.findall(table(picture(one), 80, paints=True)[-1])) for one in rows]
+    assert (colours[0], len({*colours})) == ((), 4)
     monkeypatch.setenv("NO_COLOR", "1")
     FleetScreen(terminal).picture(picture(DONE), [])
     assert not COLOUR.search(terminal.getvalue())
 
 
-@pytest.mark.parametrize("why", ["no terminal", "a low one", "a dumb one"])
+@pytest.mark.parametrize(
+    ("is_terminal", "name", "value"), [(False, "TERM", "xterm"), (True, "LINES", "10"), (True, "TERM", "dumb")]
+)
 def test_where_no_table_can_be_drawn_each_change_is_a_line(
-    why: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    is_terminal: bool, name: str, value: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if why == "no terminal":
-        monkeypatch.setattr(terminal, "isatty", lambda: False)
-    monkeypatch.setenv("LINES", "10" if why == "a low one" else "40")
-    monkeypatch.setenv("TERM", "dumb" if why == "a dumb one" else "xterm")
+    monkeypatch.setattr(terminal, "isatty", lambda: is_terminal)
+    monkeypatch.setenv(name, value)
     screen = FleetScreen(terminal)
     screen.picture(picture(BEFORE), ["one", "two"])
     screen.picture(picture(DONE), [])
@@ -126,11 +115,3 @@ def test_the_headings_name_what_stands_below_them() -> None:
     assert lines[-2].split() == list(HEADINGS)
     columns = [lines[-2].index(word) for word in HEADINGS]
     assert [lines[-1][at:].startswith(cell[:20]) for at, cell in zip(columns, FAILED.cells, strict=True)] == [True] * 6
-
-
-def test_a_narrow_table_of_nodes_cuts_the_pod_and_not_the_reason() -> None:
-    row = NodeRow(
-        "node-01", "1", "upgrade-failed", "1.2.92", "driver-of-a-vendor-with-a-long-name-x7k2p", "exit 5: dmesg"
-    )
-    last = table(picture(row), 80, paints=False)[-1]
-    assert (len(last) <= 80, last.endswith("  exit 5: dmesg"), "…" in last) == (True, True, True)
