@@ -18,19 +18,7 @@ from driver_manager.domain.observation import Observation, ObservedPart
 from driver_manager.domain.pci import PciBus
 from driver_manager.domain.status import STALE_S, Attention, DeviceHealth, StatusFacts, attention, headline, overview
 from driver_manager.domain.swap.steps import Decision, Plan
-from tests.support.fakes.builders import (
-    ASCEND,
-    DRIVER,
-    PAUSED,
-    PLUGIN,
-    PROFILE,
-    driver_pod,
-    host,
-    journal,
-    node,
-    observation,
-    pod,
-)
+from tests.support.fakes.builders import ASCEND, DRIVER, PAUSED, PLUGIN, PROFILE, host, journal, node, observation, pod
 from tests.support.fakes.pci import VFIO_DRIVER, function
 
 SINCE, NOW_S = "2026-01-02T01:00:00Z", 1_767_322_800.0
@@ -44,11 +32,11 @@ FORBIDDEN = ApiRefused("the API server refused to get nodes (403)", "Give this a
 NO_NODE = {"missing": {ObservedPart.NODE: FORBIDDEN}, "verdict": FORBIDDEN}
 NO_JOURNAL = {ObservedPart.JOURNAL: ConfigError("the journal is garbage", "")}
 BETWEEN: dict[str, Any] = {"modules": {}, "digest": None}
-READY, FAILED, HELD, WEDGED = NodeState.READY, NodeState.FAILED, NodeState.HELD, NodeState.WEDGED
-UPGRADING, REBOOT = NodeState.UPGRADING, NodeState.REBOOT_REQUIRED
+READY, UPGRADING = NodeState.READY, NodeState.UPGRADING
 KEYS = PROFILE.keys
 ASKS = f"waits for approval: annotate the Node with {KEYS.approve_recovery}=reset"
 IS_BAD = "the driver does not serve its devices"
+REBOOTS, DRIVER_A = f"{IS_BAD}, and only a reboot helps", "rbln-system/driver-a"
 
 
 def shows(word: str, code: int = 0, what: str = "it was so", outcome: NodeState | None = None, **more: Any) -> Any:
@@ -77,6 +65,15 @@ def facts(obs: Observation | None = None, **more: Any) -> StatusFacts:
     return StatusFacts(**{**known, **more})
 
 
+def items(obs: Any = None, **more: Any) -> tuple[Attention, ...]:
+    found = facts(obs, **more)
+    return attention(found, headline(found))
+
+
+def kinds(obs: Any = None, **more: Any) -> list[str]:
+    return [one.kind for one in items(obs, **more)]
+
+
 def seen(more: dict[str, Any] | None = None, **fields: Any) -> StatusFacts:
     """On the node, with the driver loaded, unless `fields` of the observation or `more` facts say otherwise."""
     return facts(observation(**{"digest": "ab12", **fields}), **(more or {}))
@@ -92,129 +89,86 @@ def upgrade_marker(reason: str = UPGRADE_REASON, boot: str = "boot-1") -> Marker
     return Marker(reason, boot, written_s=1_767_315_600)
 
 
-TABLE: dict[str, tuple[StatusFacts, NodeState | None, str, str]] = {
-    "nothing is wrong": (seen(), READY, "", "driver is current: digest ab12"),
-    "and the Node says so": (seen(node=RAN), READY, SINCE, "driver is current"),
-    "another driver is wanted": (
-        seen({"verdict": FORCED}, node=RAN),
-        *(READY, SINCE, "driver 1.0 is loaded; the next run replaces it: a reinstall was forced"),
-    ),
-    "a run would be refused": (
-        seen({"verdict": REFUSED}, node=shows("ready", what="done: driver 1.0 loaded")),
-        *(READY, SINCE, "done: driver 1.0 loaded"),
-    ),
-    "a run is at work": (
-        seen(**TOOK, owner_alive=True),
-        *(UPGRADING, TAKEN.begin, "pod rbln-system/driver-a has taken the node; last step noted: take node"),
-    ),
-    "a run of an older version is at work": (
-        seen(journal=journal(), owner_alive=True),
-        *(UPGRADING, "", "pod rbln-system/driver-a has taken the node"),
-    ),
-    "a run was killed": (
-        seen(**TOOK, owner_alive=False),
-        *(HELD, TAKEN.begin, "pod rbln-system/driver-a took the node and ended without releasing it"),
-    ),
-    "a run holds the node, its pod in a crash loop": (
-        seen(node=shows("held", 5, "it did not load"), journal=TAKEN, owner_alive=True),
-        *(HELD, SINCE, "exit 5: it did not load"),
-    ),
-    "the journal cannot be read": (
-        seen({"missing": NO_JOURNAL}, node=shows("held", 2)),
-        *(HELD, SINCE, "the journal is garbage"),
-    ),
-    "the last run failed": (
-        seen(node=shows("failed", 3, "pods would not leave")),
-        *(FAILED, SINCE, "exit 3: pods would not leave"),
-    ),
-    "seen from a laptop": (seen(host=None, node=shows("failed", 3)), FAILED, SINCE, "exit 3: it was so"),
-    "a wedge, by health-watch's record": (
-        seen({"health": WEDGE}, node=RAN),
-        *(WEDGED, "2026-01-02T02:59:00Z", "the driver does not serve its devices: rbln0 is gone"),
-    ),
-    "a wedge that waits for approval": (
-        seen({"health": replace(WEDGE, recovery=WAITS)}, node=RAN),
-        *(WEDGED, "2026-01-02T02:59:00Z", f"{IS_BAD}: rbln0 is gone; next step reset: {ASKS}"),
-    ),
-    "a recovery, seen from a laptop": (
-        seen(host=None, node=shows("wedged", outcome=READY, recovery=UNDER_WAY)),
-        *(WEDGED, "", f"{IS_BAD}; reset under way: 1 of 3 healthy samples"),
-    ),
-    "a wedge without a step left": (
-        seen({"health": replace(WEDGE, recovery=NO_STEP)}, node=RAN),
-        *(WEDGED, "2026-01-02T02:59:00Z", f"{IS_BAD}: rbln0 is gone; needs service: reset did not help"),
-    ),
-    "a reboot that the rebooter has given up": (
-        on_ascend(
-            upgrade_marker(RECOVERY),
-            health=replace(WEDGE, recovery=recovery(RecoveryState.WAITING, "the rebooter takes over", "reboot")),
-            node=shows("reboot-required", 9, profile=ASCEND, recovery=NO_STEP),
-        ),
-        *(REBOOT, SINCE, f"{IS_BAD}, and only a reboot helps: rbln0 is gone; needs service: reset did not help"),
-    ),
-    "a recovery that is over, and the Node shows it still": (
-        seen({"health": WATCHED}, node=shows("ready", recovery=NO_STEP)),
-        *(READY, SINCE, "driver is current"),
-    ),
-    "a wedge, by the marker that is put aside": (
-        seen({"health": DeviceHealth(is_withdrawn=True)}),
-        *(WEDGED, "", "the driver does not serve its devices"),
-    ),
-    "a wedge, seen from a laptop": (
-        seen(host=None, node=shows("wedged", outcome=READY)),
-        *(WEDGED, "", "the driver does not serve its devices"),
-    ),
-    "a wedge that is over, and the label is not yet": (
-        seen({"health": WATCHED}, node=shows("wedged", outcome=READY)),
-        *(READY, SINCE, "driver is current"),
-    ),
-    "a reboot for an upgrade": (
-        on_ascend(upgrade_marker(), reboot_waits_for="waits for approval"),
-        *(REBOOT, SINCE, "only a reboot brings the wanted driver; waits for approval"),
-    ),
-    "a reboot for a recovery": (
-        on_ascend(upgrade_marker(RECOVERY), health=WEDGE),
-        *(REBOOT, SINCE, "the driver does not serve its devices, and only a reboot helps: rbln0 is gone"),
-    ),
-    "a marker of an earlier boot": (on_ascend(upgrade_marker(boot="boot-0")), READY, "", "driver is current"),
-    "a reboot, seen from a laptop": (
-        seen({"profile": ASCEND}, host=None, node=shows("reboot-required", 9, profile=ASCEND)),
-        *(REBOOT, SINCE, "only a reboot brings the wanted driver"),
-    ),
-    "no driver yet, and its pod is there": (
-        seen(host=host(modules={}), pods=(pod("driver-x", DRIVER),), own_pod=None),
-        *(UPGRADING, "", "no driver is loaded yet; driver pod rbln-system/driver-x will load it"),
-    ),
-    "no driver yet, and its pod is our own": (
-        seen(host=host(modules={}), own_pod=driver_pod()),
-        *(UPGRADING, "", "no driver is loaded yet; driver pod rbln-system/driver-a will load it"),
-    ),
-    "no driver, and nobody to load it": (
-        seen(host=host(modules={}), own_pod=None),
-        *(FAILED, "", "no driver is loaded, and no driver pod is on this node"),
-    ),
-    "the Node cannot be read": (seen(NO_NODE), *(None, "", "the Node cannot be read; the facts of the host are below")),
-    "the Node cannot be read, and a wedge": (
-        seen({**NO_NODE, "health": WEDGE}),
-        *(WEDGED, "2026-01-02T02:59:00Z", "the driver does not serve its devices: rbln0 is gone"),
-    ),
-    "nothing known from a laptop": (
-        seen(host=None),
-        *(None, "", "the node is not taken, and no run has reported its outcome on this Node"),
-    ),
-    "all devices are with virtual machines": (
-        seen(host=host(**BETWEEN, bus=PciBus((function(driver=VFIO_DRIVER),)))),
-        *(READY, "", "1 device(s) on vfio, for virtual machines"),
-    ),
-    "one device is between two drivers": (
-        seen(host=host(**BETWEEN, bus=PciBus((function(driver=VFIO_DRIVER), function(1))))),
-        *(UPGRADING, "", "no driver is loaded yet"),
-    ),
+TAKEN_OVER = replace(WEDGE, recovery=recovery(RecoveryState.WAITING, "the rebooter takes over", "reboot"))
+GIVEN_UP = shows("reboot-required", 9, profile=ASCEND, recovery=NO_STEP)
+ON_VFIO, BETWEEN_TWO = PciBus((function(driver=VFIO_DRIVER),)), PciBus((function(driver=VFIO_DRIVER), function(1)))
+
+SEEN = {
+    "nothing is wrong": seen(),
+    "and the Node says so": seen(node=RAN),
+    "another driver is wanted": seen({"verdict": FORCED}, node=RAN),
+    "a run would be refused": seen({"verdict": REFUSED}, node=shows("ready", what="done: driver 1.0 loaded")),
+    "a run is at work": seen(**TOOK, owner_alive=True),
+    "a run of an older version": seen(journal=journal(), owner_alive=True),
+    "a run was killed": seen(**TOOK, owner_alive=False),
+    "its pod in a crash loop": seen(node=shows("held", 5, "it did not load"), journal=TAKEN, owner_alive=True),
+    "a journal that is none": seen({"missing": NO_JOURNAL}, node=shows("held", 2)),
+    "the last run failed": seen(node=shows("failed", 3, "pods would not leave")),
+    "seen from a laptop": seen(host=None, node=shows("failed", 3)),
+    "a wedge, by its record": seen({"health": WEDGE}, node=RAN),
+    "a wedge that waits": seen({"health": replace(WEDGE, recovery=WAITS)}, node=RAN),
+    "a recovery from a laptop": seen(host=None, node=shows("wedged", outcome=READY, recovery=UNDER_WAY)),
+    "a wedge without a step": seen({"health": replace(WEDGE, recovery=NO_STEP)}, node=RAN),
+    "a reboot was given up": on_ascend(upgrade_marker(RECOVERY), GIVEN_UP, health=TAKEN_OVER),
+    "a recovery that is over": seen({"health": WATCHED}, node=shows("ready", recovery=NO_STEP)),
+    "a marker is put aside": seen({"health": DeviceHealth(is_withdrawn=True)}),
+    "a wedge from a laptop": seen(host=None, node=shows("wedged", outcome=READY)),
+    "an old label of a wedge": seen({"health": WATCHED}, node=shows("wedged", outcome=READY)),
+    "a reboot for an upgrade": on_ascend(upgrade_marker(), reboot_waits_for="waits for approval"),
+    "a reboot for a recovery": on_ascend(upgrade_marker(RECOVERY), health=WEDGE),
+    "a marker of another boot": on_ascend(upgrade_marker(boot="boot-0")),
+    "a reboot from a laptop": seen({"profile": ASCEND}, host=None, node=shows("reboot-required", 9, profile=ASCEND)),
+    "its driver pod is there": seen(host=host(modules={}), pods=(pod("driver-x", DRIVER),), own_pod=None),
+    "our own pod is its pod": seen(host=host(modules={}), own_pod=pod("driver-a", DRIVER)),
+    "no driver and no pod": seen(host=host(modules={}), own_pod=None),
+    "no Node": seen(NO_NODE),
+    "no Node, and a wedge": seen({**NO_NODE, "health": WEDGE}),
+    "nothing is known": seen(host=None),
+    "all devices are on vfio": seen(host=host(**BETWEEN, bus=ON_VFIO)),
+    "a device has no driver": seen(host=host(**BETWEEN, bus=BETWEEN_TWO)),
 }
+HEADLINES = f"""
+nothing is wrong          ready           -     driver is current: digest ab12
+and the Node says so      ready           01:00 driver is current
+another driver is wanted  ready           01:00 driver 1.0 is loaded; the next run replaces it: a reinstall was forced
+a run would be refused    ready           01:00 done: driver 1.0 loaded
+a run is at work          upgrading       02:00 pod {DRIVER_A} has taken the node; last step noted: take node
+a run of an older version upgrading       -     pod {DRIVER_A} has taken the node
+a run was killed          held            02:00 pod {DRIVER_A} took the node and ended without releasing it
+its pod in a crash loop   held            01:00 exit 5: it did not load
+a journal that is none    held            01:00 the journal is garbage
+the last run failed       failed          01:00 exit 3: pods would not leave
+seen from a laptop        failed          01:00 exit 3: it was so
+a wedge, by its record    wedged          02:59 {IS_BAD}: rbln0 is gone
+a wedge that waits        wedged          02:59 {IS_BAD}: rbln0 is gone; next step reset: {ASKS}
+a recovery from a laptop  wedged          -     {IS_BAD}; reset under way: 1 of 3 healthy samples
+a wedge without a step    wedged          02:59 {IS_BAD}: rbln0 is gone; needs service: reset did not help
+a reboot was given up     reboot-required 01:00 {REBOOTS}: rbln0 is gone; needs service: reset did not help
+a recovery that is over   ready           01:00 driver is current
+a marker is put aside     wedged          -     {IS_BAD}
+a wedge from a laptop     wedged          -     {IS_BAD}
+an old label of a wedge   ready           01:00 driver is current
+a reboot for an upgrade   reboot-required 01:00 only a reboot brings the wanted driver; waits for approval
+a reboot for a recovery   reboot-required 01:00 {REBOOTS}: rbln0 is gone
+a marker of another boot  ready           -     driver is current
+a reboot from a laptop    reboot-required 01:00 only a reboot brings the wanted driver
+its driver pod is there   upgrading       -     no driver is loaded yet; driver pod rbln-system/driver-x will load it
+our own pod is its pod    upgrading       -     no driver is loaded yet; driver pod {DRIVER_A} will load it
+no driver and no pod      failed          -     no driver is loaded, and no driver pod is on this node
+no Node                   -               -     the Node cannot be read; the facts of the host are below
+no Node, and a wedge      wedged          02:59 {IS_BAD}: rbln0 is gone
+nothing is known          -               -     the node is not taken, and no run has reported its outcome on this Node
+all devices are on vfio   ready           -     1 device(s) on vfio, for virtual machines
+a device has no driver    upgrading       -     no driver is loaded yet
+"""
+"""What is seen, the state, since when on that day, and how the reason begins."""
 
 
-@pytest.mark.parametrize(("found", "state", "since", "why"), TABLE.values(), ids=TABLE)
-def test_the_headline(found: StatusFacts, state: NodeState | None, since: str, why: str) -> None:
+@pytest.mark.parametrize(("name", "line"), [*zip(SEEN, HEADLINES.strip().split("\n"), strict=True)], ids=SEEN)
+def test_the_headline(name: str, line: str) -> None:
+    assert line[:25].strip() == name
+    found, (word, time, why) = SEEN[name], line[25:].split(maxsplit=2)
+    state, since = (None if word == "-" else NodeState(word)), ("" if time == "-" else f"2026-01-02T{time}:00Z")
     first = headline(found)
     assert (first.state, first.since) == (state, since)
     assert first.why.startswith(why), first.why
@@ -230,9 +184,8 @@ def test_the_headline(found: StatusFacts, state: NodeState | None, since: str, w
 
 @pytest.mark.parametrize("word", ["failed", "held"])
 def test_the_remedy_of_a_run_is_that_of_a_pod_for_a_reader_elsewhere(word: str) -> None:
-    keys = PROFILE.keys
     last = LastOutcome(NodeState(word), 4, "it is in use", "Stop it, then run again.", since=SINCE, ended=SINCE)
-    there = node({keys.state: word}, annotations={keys.last_outcome: node_state.encode(last)})
+    there = node({KEYS.state: word}, annotations={KEYS.last_outcome: node_state.encode(last)})
     found = seen(host=None, node=there, journal=TAKEN if word == "held" else None)
     assert attention(found, headline(found))[0].remedy.startswith("Stop it; the next run tries again.")
 
@@ -262,22 +215,18 @@ def test_a_wedge_shows_what_its_recovery_waits_for(found: Recovery, notes: dict[
     assert one.remedy.startswith(remedy)
     assert one.what.endswith(found.reason) or remedy.startswith("Look")
     view = overview(shown, PROFILE, NOW_S)
-    assert (view.state, view.remedy) == (WEDGED, one.remedy)
+    assert (view.state, view.remedy) == (NodeState.WEDGED, one.remedy)
     is_shown = not remedy.startswith("Look")
     assert (view.recovery, view.recovery_step) == ((found.state, found.step or None) if is_shown else (None, None))
 
 
-def test_a_reboot_that_was_given_up_is_not_offered_again() -> None:
+def test_a_reboot_that_was_given_up_is_not_offered_again_and_a_step_without_a_result_is_noted() -> None:
     shown = shows("reboot-required", profile=ASCEND, recovery=NO_STEP)
     assert overview(shown, ASCEND, NOW_S).remedy.startswith("Take the node out of service")
-
-
-def test_a_step_whose_result_is_not_known_yet_is_noted_on_a_node_that_serves() -> None:
     found = facts(health=replace(WATCHED, recovery=UNDER_WAY))
     assert headline(found).state is READY
-    assert [(one.kind, one.what) for one in attention(found, headline(found))] == [
-        ("recovery", "reset under way: 1 of 3 healthy samples")
-    ]
+    (one,) = attention(found, headline(found))
+    assert (one.kind, one.what) == ("recovery", "reset under way: 1 of 3 healthy samples")
 
 
 WORDS = st.none() | st.sampled_from([*(state.value for state in NodeState), "dancing"])
@@ -306,10 +255,8 @@ ERRORS: st.SearchStrategy[dict[ObservedPart, ManagerError]] = st.dictionaries(
 def test_whatever_is_seen_there_is_one_headline_and_one_list(**drawn: Any) -> None:
     keys = drawn["profile"].keys
     labels = {keys.state: drawn["word"]} if drawn["word"] else {}
-    told = drawn["outcome"]
-    notes = (
-        {keys.last_outcome: node_state.encode(LastOutcome(told, 5, "what", since=SINCE, ended=SINCE))} if told else {}
-    )
+    last = LastOutcome(drawn["outcome"] or READY, 5, "what", since=SINCE, ended=SINCE)
+    notes = {keys.last_outcome: node_state.encode(last)} if drawn["outcome"] else {}
     there = host(modules={} if not drawn["is_loaded"] else host().modules, marker=drawn["marker"])
     obs = observation(
         node=node(labels, annotations=notes),
@@ -321,51 +268,27 @@ def test_whatever_is_seen_there_is_one_headline_and_one_list(**drawn: Any) -> No
     first = headline(found)
     assert first.why
     assert all(one.kind and one.what for one in attention(found, first))
-    if drawn["is_taken"]:
-        assert first.state in (NodeState.HELD, NodeState.UPGRADING)
-    if drawn["health"].is_wedged and first.state is NodeState.READY:
-        raise AssertionError("a wedge is never called ready")
+    assert not drawn["is_taken"] or first.state in (NodeState.HELD, UPGRADING)
+    assert not drawn["health"].is_wedged or first.state is not READY
 
 
-# what needs attention
-
-
-def items(obs: Any = None, **more: Any) -> tuple[Attention, ...]:
-    found = facts(obs, **more)
-    return attention(found, headline(found))
-
-
-def kinds(obs: Any = None, **more: Any) -> list[str]:
-    return [one.kind for one in items(obs, **more)]
-
-
-STUCK = pod("plugin", PLUGIN, deleting=True, finalizers=("vendor/hold",))
-LEAVING = pod("plugin", PLUGIN, deleting=True, grace_period_s=30)
-LOST = pod("plugin", PLUGIN, deleting=True, reason="NodeLost")
+STUCK = {"deleting": True, "finalizers": ("vendor/hold",)}
+LEAVING, LOST = {"deleting": True, "grace_period_s": 30}, {"deleting": True, "reason": "NodeLost"}
+AT_WORK: dict[str, Any] = {"journal": journal(), "owner_alive": True}
 
 
 @pytest.mark.parametrize(
-    ("there", "is_at_work", "is_named"),
+    ("there", "run", "is_named"),
     [
-        (STUCK, False, True),
-        (STUCK, True, True),
-        (LOST, True, True),
-        (LEAVING, False, True),
-        (LEAVING, True, False),
-        (pod("plugin", PLUGIN), False, False),
+        *((STUCK, {}, True), (STUCK, AT_WORK, True), (LOST, AT_WORK, True)),
+        *((LEAVING, {}, True), (LEAVING, AT_WORK, False), ({}, {}, False)),
     ],
 )
-def test_an_operand_that_does_not_end_is_named_unless_a_run_waits_for_its_grace(
-    there: Any, is_at_work: bool, is_named: bool
-) -> None:
-    taken = {"journal": journal(), "owner_alive": True} if is_at_work else {}
-    found = items(observation(pods=(there,), **taken))
+def test_an_operand_that_does_not_end_is_named_unless_a_run_waits_for_it(there: Any, run: Any, is_named: bool) -> None:
+    found = items(observation(pods=(pod("plugin", PLUGIN, **there),), **run))
     assert [one.kind for one in found] == (["operand"] if is_named else [])
     assert all("rbln-system/plugin" in one.what and one.remedy for one in found)
-
-
-def test_a_users_pod_that_ends_is_nobodys_business() -> None:
-    assert kinds(observation(pods=(pod("job", deleting=True, finalizers=("x/y",)),))) == []
+    assert kinds(observation(pods=(pod("job", **there),))) == [], "a user's pod"
 
 
 def test_each_missing_right_or_mount_is_named_once_and_errors_come_before_notes() -> None:
@@ -373,37 +296,26 @@ def test_each_missing_right_or_mount_is_named_once_and_errors_come_before_notes(
     left = observation(host=None, node=node(labels={PLUGIN: PAUSED}))
     missing = {ObservedPart.PODS: FORBIDDEN, ObservedPart.HOST: unreadable}
     *errors, note = items(left, missing=missing, verdict=FORBIDDEN)
-    assert [(one.kind, one.what, one.remedy) for one in errors] == [
-        ("access", FORBIDDEN.what, FORBIDDEN.remedy),
-        ("access", unreadable.what, unreadable.remedy),
-    ]
-    assert note.kind == "paused"
+    named = [("access", one.what, one.remedy) for one in (FORBIDDEN, unreadable)]
+    assert ([(one.kind, one.what, one.remedy) for one in errors], note.kind) == (named, "paused")
 
 
 def test_a_digest_that_cannot_be_used_is_named_with_where_it_is() -> None:
     wanted = ConfigError("DRIVER_CONFIG_DIGEST in pod x is not one printable word", "Fix it in the driver DaemonSet.")
-    found = items(
-        observation(host=host(digest_problem="/run/state does not contain exactly one digest")),
-        missing={ObservedPart.DIGEST: wanted},
-    )
-    assert [one.kind for one in found] == ["digest", "digest"]
-    assert found[0].what == wanted.what
-    assert "/run/state does not contain exactly one digest" in found[1].what
+    there = host(digest_problem="/run/state does not contain exactly one digest")
+    first, second = items(observation(host=there), missing={ObservedPart.DIGEST: wanted})
+    assert (first.kind, second.kind, first.what) == ("digest", "digest", wanted.what)
+    assert "/run/state does not contain exactly one digest" in second.what
 
 
 def test_labels_and_a_cordon_without_a_journal_are_left_behind() -> None:
     assert kinds(observation(node=node({PLUGIN: PAUSED}))) == ["paused"]
-    marked = {PROFILE.keys.cordon: "true"}
-    assert kinds(observation(node=node(annotations=marked, unschedulable=True))) == ["cordon"]
+    assert kinds(observation(node=node(annotations={KEYS.cordon: "true"}, unschedulable=True))) == ["cordon"]
     assert kinds(observation(node=node(unschedulable=True))) == [], "an administrator's"
-    own = {"journal": journal(), "owner_alive": True}
-    assert kinds(observation(node=node({PLUGIN: PAUSED}), **own)) == []
-
-
-def test_a_rebooters_cordon_is_the_rebooters() -> None:
-    keys = ASCEND.keys
-    notes = {keys.cordon: "reboot", keys.reboot_in_progress: "upgrade"}
-    assert "cordon" not in kinds(observation(node=node({}, annotations=notes, unschedulable=True)), profile=ASCEND)
+    assert kinds(observation(node=node({PLUGIN: PAUSED}), **AT_WORK)) == []
+    notes = {ASCEND.keys.cordon: "reboot", ASCEND.keys.reboot_in_progress: "upgrade"}
+    of_rebooter = observation(node=node({}, annotations=notes, unschedulable=True))
+    assert "cordon" not in kinds(of_rebooter, profile=ASCEND)
 
 
 def test_what_the_next_run_warns_of_and_what_would_refuse_it() -> None:
@@ -412,20 +324,15 @@ def test_what_the_next_run_warns_of_and_what_would_refuse_it() -> None:
     assert (one.kind, one.what) == ("refused", "a run now would end with exit 2: the wanted driver is not known")
 
 
-@pytest.mark.parametrize(
-    ("age_s", "state", "is_stuck", "is_named"),
-    [
-        (60.0, HealthState.HEALTHY, False, False),
-        (STALE_S + 1, HealthState.HEALTHY, False, True),
-        (STALE_S + 1, HealthState.MUTED, False, False),
-        (60.0, HealthState.SUSPECT, True, True),
-    ],
-)
-def test_a_watch_that_takes_no_samples_and_a_probe_that_cannot_be_killed_are_named(
-    age_s: float, state: HealthState, is_stuck: bool, is_named: bool
-) -> None:
-    health = DeviceHealth("health-watch", state, sampled_s=NOW_S - age_s, has_stuck_probe=is_stuck)
-    assert kinds(health=health) == (["health-watch"] if is_named else [])
+def test_a_watch_that_takes_no_samples_and_a_probe_that_cannot_be_killed_are_named() -> None:
+    for age_s, state, is_stuck, named in (
+        (60.0, HealthState.HEALTHY, False, []),
+        (STALE_S + 1, HealthState.HEALTHY, False, ["health-watch"]),
+        (STALE_S + 1, HealthState.MUTED, False, []),
+        (60.0, HealthState.SUSPECT, True, ["health-watch"]),
+    ):
+        health = DeviceHealth("health-watch", state, sampled_s=NOW_S - age_s, has_stuck_probe=is_stuck)
+        assert kinds(health=health) == named, health
 
 
 MUTE = f"the annotation {PROFILE.keys.mute_until}"
@@ -440,8 +347,6 @@ NO_TIME = "does not mute health-watch: 'soon' is not a time such as 2026-01-02T0
         ("2020-01-02T03:04:05Z", []),
     ],
 )
-def test_a_mute_is_shown_while_it_holds_and_one_that_is_no_time_is_named(
-    text: str, found: list[tuple[str, str]]
-) -> None:
-    shown = items(observation(node=node(annotations={PROFILE.keys.mute_until: text})))
+def test_a_mute_is_shown_while_it_holds_and_one_that_is_no_time_is_named(text: str, found: list[Any]) -> None:
+    shown = items(observation(node=node(annotations={KEYS.mute_until: text})))
     assert [(one.kind, one.what, one.remedy.split()[0]) for one in shown] == [("health-watch", *row) for row in found]
