@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import asdict
 
-from driver_manager.cli import session as wiring
-from driver_manager.cli.main import run
 from driver_manager.domain.fleet.spec import PLURAL
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.scenarios import NEW_ROOT
 from tests.support.fakes.fleet_scene import NAMESPACE
 from tests.support.fakes.rollout_desk import laptop
-from tests.support.fakes.sandboxed import ByHand, by_hand
+from tests.support.fakes.sandboxed import ByHand
+from tests.support.fakes.typed import Prompt
 
 FORGED = "ready:"
 HOSTILE = f"a\x1b]0;t\x07\x1b[2J\r\n{FORGED}\n\x85{FORGED}\u2028{FORGED}\x9b31m\u202eb\u2066\x7f\ud800\t\x00c"
 DEAD = "00000000-dead-dead-dead-000000000000"
-JOURNAL = {
-    "v": 1,
-    "bootId": HOSTILE,
-    "owner": {"pod": HOSTILE, "uid": DEAD},
-    "labels": {},
-    "cordoned": False,
-    "step": HOSTILE,
-    "begin": HOSTILE,
-    "services": [HOSTILE],
-    "removed": [HOSTILE],
-    "driver": {"version": HOSTILE, "root": HOSTILE, "modules": [HOSTILE], "digest": HOSTILE},
-}
+DRIVER = {"version": HOSTILE, "root": HOSTILE, "modules": [HOSTILE], "digest": HOSTILE}
+JOURNAL: dict[str, Any] = {"v": 1, "owner": {"pod": HOSTILE, "uid": DEAD}, "labels": {}, "cordoned": False}
+JOURNAL |= {**dict.fromkeys(("bootId", "step", "begin"), HOSTILE), "services": [HOSTILE], "removed": [HOSTILE]}
 OUTCOME = {"schema": 1, "what": HOSTILE, "exit": 5, "step": HOSTILE, "digest": HOSTILE, "time": "2026-01-01T00:00:00Z"}
 
 
@@ -45,25 +33,18 @@ def escaped(text: str) -> None:
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ByHand, None, None]:
-    """A node as a person meets it who types commands on it; whatever can be written there is hostile."""
-    with by_hand(tmp_path) as found:
-        monkeypatch.setattr(wiring, "CONTAINER_HOST_ROOT", found.tree.root)
-        monkeypatch.setattr(socket, "gethostname", lambda: NODE)
-        monkeypatch.setenv("HOME", str(found.tree.root))
-        monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig))
-        monkeypatch.setenv("LOG_FORMAT", "text")
-        monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination-log"))
-        (tmp_path / "termination-log").touch()
-        _spoil_host(found)
-        yield found
+def node(debug: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ByHand:
+    """A node on which whatever can be written is hostile."""
+    monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination-log"))
+    (tmp_path / "termination-log").touch()
+    _spoil_host(debug)
+    return debug
 
 
 def _spoil_host(found: ByHand) -> None:
     tree, profile = found.tree, found.tree.profile
     tree.hold_device_by(4242, HOSTILE.replace("\x00", "").replace("\ud800", ""))
-    paths = (profile.paths.state_file, profile.paths.health_record, profile.paths.reboot_marker)
-    for path in filter(None, paths):
+    for path in filter(None, (profile.paths.state_file, profile.paths.health_record, profile.paths.reboot_marker)):
         file = tree.root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(HOSTILE, errors="replace")
@@ -96,16 +77,13 @@ NODE_COMMANDS = (
 @pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("command", NODE_COMMANDS)
-def test_a_command_on_a_node_escapes_foreign_words(
-    command: str, node: ByHand, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for journal in (json.dumps(JOURNAL), HOSTILE):
+def test_a_command_on_a_node_escapes_foreign_words(command: str, node: ByHand, tmp_path: Path, prompt: Prompt) -> None:
+    for journal in (json.dumps({**JOURNAL, "driver": DRIVER}), HOSTILE):
         for form in ("text", "json"):
             _spoil_node(node, journal)
-            run([*command.split(), "-o", form])
-            captured = capfd.readouterr()
-            assert captured.out + captured.err
-            escaped(captured.out + captured.err)
+            _, out, err = prompt(f"{command} -o {form}")
+            assert out + err
+            escaped(out + err)
         escaped((tmp_path / "termination-log").read_text())
     for event in node.cluster.store.list_objects("events")[0]:
         escaped(event["message"])

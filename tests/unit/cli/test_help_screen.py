@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.cli.main import COMMANDS, PREFLIGHT, SHELLS, LazyGroup, cli, run
+from driver_manager.cli.main import COMMANDS, PREFLIGHT, SHELLS, LazyGroup, cli
 from driver_manager.cli.options import VARIABLES, ScreenCommand, SettingOption, first_sentence
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
 from tests.support.docs import reference
+from tests.support.fakes.typed import Prompt
 
 assert isinstance(cli, LazyGroup)
 EACH = dict(cli.each())
@@ -23,10 +24,11 @@ MOST_OPTIONS, MOST_DISTINCT = 16, 75
 """Long options of a command that a person types, with --help and --help-all; and of all commands."""
 
 
-def help_of(capfd: pytest.CaptureFixture[str], *argv: str) -> str:
+def help_of(prompt: Prompt, words: str) -> str:
     """What a person sees on a terminal of 100 columns."""
-    assert run([*argv]) == ExitCode.DONE
-    return capfd.readouterr().out
+    code, out, _ = prompt(words)
+    assert code == ExitCode.DONE
+    return out
 
 
 def options_of(name: str) -> list[SettingOption]:
@@ -46,23 +48,21 @@ def check_fits(text: str) -> None:
     assert max(map(len, text.splitlines())) <= COLUMNS
 
 
-@pytest.mark.parametrize("argv", [[], ["rollout"]], ids=" ".join)
-def test_the_help_of_a_group_fits_a_screen(capfd: pytest.CaptureFixture[str], argv: list[str]) -> None:
-    check_fits(help_of(capfd, *argv, "--help"))
+@pytest.mark.parametrize("group", ["", "rollout "])
+def test_the_help_of_a_group_fits_a_screen(prompt: Prompt, group: str) -> None:
+    check_fits(help_of(prompt, f"{group}--help"))
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_the_help_of_a_command_fits_a_screen_and_the_whole_help_has_each_option_under_its_heading(
-    capfd: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_the_help_fits_a_screen_and_the_whole_help_has_each_option_under_its_heading(prompt: Prompt, name: str) -> None:
     options = options_of(name)
-    short = help_of(capfd, *name.split(), "--help")
+    short = help_of(prompt, f"{name} --help")
     check_fits(short)
     hidden = [option for option in options if option.hidden]
     rare = [option for option in options if option.hidden or not option.setting.is_common]
     assert ("--help-all" in short) == bool(rare)
     assert not [option for option in rare if f"{option.setting.flag} " in short]
-    whole = help_of(capfd, *name.split(), "--help-all") if options else short
+    whole = help_of(prompt, f"{name} --help-all") if options else short
     assert not [env for option in options for env in (option.setting.env, *option.setting.also) if env not in whole]
     assert "--handover" not in whole, "hidden"
     for heading, group in settings.HEADINGS:
@@ -80,24 +80,17 @@ def test_commands_that_change_nothing_and_restore_have_few_options_and_all_comma
     assert counts.distinct <= MOST_DISTINCT
 
 
-@pytest.mark.parametrize(
-    "name", ["status", "plan", "preflight", "holders", "restore", "reconcile-driver-state", "rebooter"]
-)
-def test_a_command_on_a_node_takes_the_options_of_cluster_host_and_log(name: str) -> None:
-    known = {option.setting for option in options_of(name)}
-    assert {*settings.CLUSTER, *settings.HOST, *settings.LOGGING} <= known
-
-
-def test_a_command_that_takes_a_kubeconfig_takes_a_context_of_it() -> None:
+def test_a_command_on_a_node_takes_the_options_of_cluster_host_and_log_and_a_context_with_a_kubeconfig() -> None:
     known = {name: {option.setting for option in options_of(name)} for name in EACH}
+    for name in ("status", "plan", "preflight", "holders", "restore", "reconcile-driver-state", "rebooter"):
+        assert {*settings.CLUSTER, *settings.HOST, *settings.LOGGING} <= known[name], name
     takers = [[name for name in known if one in known[name]] for one in (settings.KUBECONFIG, settings.KUBE_CONTEXT)]
     assert takers[0] == takers[1] != []
 
 
 def test_a_sentence_is_not_ended_by_an_abbreviation() -> None:
     assert first_sentence("Serve here, e.g. :9400. Off by default.") == "Serve here, e.g. :9400."
-    assert first_sentence("One. Two.") == "One."
-    assert first_sentence("No end") == "No end"
+    assert (first_sentence("One. Two."), first_sentence("No end")) == ("One.", "No end")
 
 
 BIN = Path(sys.executable).parent
@@ -113,31 +106,20 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 def completed(*words: str) -> list[str]:
     """What a real bash offers for the last of `words`, which may be empty."""
     quoted = " ".join(f"'{word}'" for word in ("driver-manager", *words))
-    done = subprocess.run(
-        ["bash", "--norc", "--noprofile", "-c", ASK.format(words=quoted, at=len(words))],
-        env={"PATH": f"{BIN}{os.pathsep}{os.defpath}", "LC_ALL": "C.UTF-8"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=True,
-    )
+    argv = ["bash", "--norc", "--noprofile", "-c", ASK.format(words=quoted, at=len(words))]
+    env = {"PATH": f"{BIN}{os.pathsep}{os.defpath}", "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=150, check=True)
     assert done.stderr == ""
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_of_each_shell_asks_this_command_and_needs_no_shell(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shell: str
-) -> None:
+def test_the_script_of_each_shell_asks_us_and_needs_no_shell(prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert run(["completion", shell]) == ExitCode.DONE
-    out, err = capfd.readouterr()
-    assert (f"_DRIVER_MANAGER_COMPLETE={shell}_complete" in out, "driver-manager" in out, err) == (True, True, "")
-
-
-def test_another_shell_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["completion", "tcsh"]) == ExitCode.USAGE
-    assert "'bash', 'zsh', 'fish'" in capfd.readouterr().err
+    for shell in SHELLS:
+        code, out, err = prompt(f"completion {shell}")
+        assert (code, err, "driver-manager" in out) == (ExitCode.DONE, "", True)
+        assert f"_DRIVER_MANAGER_COMPLETE={shell}_complete" in out
+    assert "'bash', 'zsh', 'fish'" in prompt.errors("completion tcsh")
 
 
 @pytest.mark.submission

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 import urllib.request
 from pathlib import Path
@@ -11,12 +10,13 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
-from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import PLURAL
 from driver_manager.sandbox.apiserver import ApiServer
+from tests.support.deploy.prometheus import free_port
 from tests.support.fakes.fleet_scene import NAMESPACE, FleetScene, Processes
 from tests.support.fakes.pace import patient
+from tests.support.fakes.typed import Prompt
 
 
 def get(port: int, path: str) -> tuple[int, str]:
@@ -36,9 +36,7 @@ def test_a_rollout_by_the_real_command_its_http_answers_and_the_takeover_at_its_
     scene.set_driver("driver:1")
     scene.add_nodes("a", "b", "c")
     scene.add_rollout(waves=[{"name": "all"}], maxParallel=0)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with ApiServer(scene.store) as server, contextlib.ExitStack() as stack:
         processes = Processes(server, scene, tmp_path)
         stack.callback(processes.stop)
@@ -61,8 +59,7 @@ def test_a_rollout_by_the_real_command_its_http_answers_and_the_takeover_at_its_
         second = processes.start()
         processes.until(lambda: bool(second.lines), "the second is there")
         assert not any("leading" in line for line in second.lines)
-        assert running.terminate().code == ExitCode.DONE
-        assert running.lines[-1] == "terminated by SIGTERM"
+        assert (running.terminate().code, running.lines[-1]) == (ExitCode.DONE, "terminated by SIGTERM")
         begun_s = time.monotonic()
         processes.until(lambda: any("leading" in line for line in second.lines), "the second leads")
         assert time.monotonic() - begun_s < patient(8.0), "without waiting for the Lease to run out"
@@ -70,17 +67,13 @@ def test_a_rollout_by_the_real_command_its_http_answers_and_the_takeover_at_its_
         assert processes.holder() == "", "the Lease is given back"
 
 
-def test_what_it_cannot_work_with_is_said_at_once_and_the_group_alone_shows_its_commands(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    nvidia = ("controller", "--profile", "nvidia", "--namespace")
-    for words, said in {
-        ("controller",): "no profile is set",
-        ("controller", "--profile", "none"): "there is no profile 'none'",
-        (*nvidia, "No Such"): "'No Such' is not the name of a namespace",
-        (*nvidia, "n", "--kubeconfig", "/absent"): "cannot connect to the cluster",
-        (): "controller",
-        ("no-such",): "No such command 'no-such'",
+def test_what_it_cannot_work_with_is_said_at_once_and_the_group_alone_shows_its_commands(prompt: Prompt) -> None:
+    for line, said in {
+        "controller": "no profile is set",
+        "controller --profile none": "there is no profile 'none'",
+        "controller --profile nvidia --namespace 'No Such'": "'No Such' is not the name of a namespace",
+        "controller --profile nvidia --namespace n --kubeconfig /absent": "cannot connect to the cluster",
+        "": "controller",
+        "no-such": "No such command 'no-such'",
     }.items():
-        assert run(["rollout", *words]) == ExitCode.USAGE
-        assert said in capfd.readouterr().err
+        assert said in prompt.errors(f"rollout {line}")

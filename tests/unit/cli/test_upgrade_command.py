@@ -11,18 +11,10 @@ from msgspec.structs import replace
 
 from driver_manager.adapters.kube.fleet import KubeNodeDesk
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.cli.main import run
 from driver_manager.cli.upgrade import NodeUpgrade, run_upgrade
+from driver_manager.domain import errors
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import (
-    ApiUnavailable,
-    Conflict,
-    EvictionRefused,
-    ExitCode,
-    PreflightFailed,
-    Terminated,
-    UpgradeUnended,
-)
+from driver_manager.domain.errors import Conflict, ExitCode, UpgradeUnended
 from driver_manager.domain.fleet.spec import PLURAL, Task, TaskPod
 from driver_manager.domain.fleet.upgrade import NodeDriver, NodeScene, RunEnd
 from driver_manager.domain.journal import Journal, Owner, encode
@@ -34,6 +26,7 @@ from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.fleet_builders import DAEMON_SET, NEW, REVISIONS, new_pod, pod
 from tests.support.fakes.fleet_builders import node as fleet_node
 from tests.support.fakes.schemas import conforms
+from tests.support.fakes.typed import Prompt
 
 SCENARIO = FLEET_SCENARIOS["fleet"]
 FIRST, SECOND = SCENARIO.nodes[:2]
@@ -54,35 +47,28 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox
 
 
 @pytest.mark.shares(3)
-def test_the_sandbox_shows_an_upgrade_that_fails_one_that_succeeds_and_the_whole_fleet(
-    sandbox: SandboxFleet, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_sandbox_shows_a_failed_upgrade_a_good_one_and_the_fleet(sandbox: SandboxFleet, prompt: Prompt) -> None:
     def upgrade(node: str) -> tuple[int, Any]:
-        code = run(["upgrade", node, "--wait", "--timeout", "3m", "-o", "json"])
-        return code, conforms("upgrade", capfd.readouterr().out)
+        code, out, _ = prompt(f"upgrade {node} --wait --timeout 3m -o json")
+        return code, conforms("upgrade", out)
 
     sandbox.set_release(SCENARIO.bad)
     code, found = upgrade(FIRST)
     assert (code, found["exitCode"], found["evicted"]) == (ExitCode.MODULE_FAILED, 5, True)
-    assert run(["status", "--all", "-o", "json"]) == ExitCode.DONE
-    shown = conforms("cluster", capfd.readouterr().out)
-    assert (shown["needAttention"], shown["nodes"][0]["node"], shown["nodes"][0]["state"]) == (1, FIRST, "held")
-    assert shown["total"] == len(SCENARIO.nodes)
+    shown = prompt.shows("cluster", "status --all")
+    assert (shown["needAttention"], shown["total"]) == (1, len(SCENARIO.nodes))
+    assert (shown["nodes"][0]["node"], shown["nodes"][0]["state"]) == (FIRST, "held")
     sandbox.set_release(SCENARIO.good)
     code, found = upgrade(FIRST)
     assert (code, found["exitCode"], found["version"]) == (0, 0, SCENARIO.good.version)
     assert found["window"]["seconds"] > 0
     assert upgrade(SECOND)[0] == ExitCode.DONE
-    assert run(["upgrade", FIRST]) == ExitCode.DONE
-    assert (
-        capfd.readouterr().out == f"node {FIRST}: nothing newer: the driver pod has the newest template and is ready\n"
-    )
+    nothing = f"node {FIRST}: nothing newer: the driver pod has the newest template and is ready\n"
+    assert prompt(f"upgrade {FIRST}")[:2] == (ExitCode.DONE, nothing)
     sandbox.server.deny.append(Deny("create", "pods/eviction"))
     sandbox.set_release(SCENARIO.bad)
-    assert run(["upgrade", FIRST]) == ExitCode.API_REFUSED
-    assert 'cannot create resource "pods/eviction"' in capfd.readouterr().err
-    assert run(["upgrade", "no-such-node"]) == ExitCode.USAGE
-    assert "node no-such-node does not exist" in capfd.readouterr().err
+    assert 'cannot create resource "pods/eviction"' in prompt.errors(f"upgrade {FIRST}", code=ExitCode.API_REFUSED)
+    assert "node no-such-node does not exist" in prompt.errors("upgrade no-such-node")
 
 
 class FakeDesk:
@@ -144,18 +130,12 @@ def desk() -> FakeDesk:
 
 
 def upgrade_of(desk: FakeDesk, profile: str = "rebellions", timeout_s: float = 600.0) -> NodeUpgrade:
-    return NodeUpgrade(
-        desk=cast("KubeNodeDesk", desk),
-        clock=cast("SystemClock", desk.clock),
-        log=RecordingReporter(),
-        profile=builtin()[profile],
-        namespace="npu",
-        daemon_set="driver",
-        end=Deadline.after(timeout_s, desk.clock.monotonic),
-    )
+    clock, end_of_wait = cast("SystemClock", desk.clock), Deadline.after(timeout_s, desk.clock.monotonic)
+    ports = (cast("KubeNodeDesk", desk), clock, RecordingReporter())
+    return NodeUpgrade(*ports, builtin()[profile], "npu", "driver", end_of_wait)
 
 
-def test_a_pod_that_somebody_else_replaced_is_followed_and_not_evicted(desk: FakeDesk) -> None:
+def test_a_pod_that_is_replaced_already_is_followed_and_not_evicted(desk: FakeDesk) -> None:
     desk.answers = [Eviction(EvictionOutcome.GONE)]
     report = run_upgrade(upgrade_of(desk), waits=True)
     assert (report.is_evicted, report.result, desk.done) == (False, None, ["evict driver-a-before: gone"])
@@ -166,26 +146,28 @@ def test_a_pod_that_somebody_else_replaced_is_followed_and_not_evicted(desk: Fak
 def test_an_outage_of_the_api_server_ends_no_wait(desk: FakeDesk, profile: str) -> None:
     desk.is_cleared = True
     for at_s in (0.5, 1.0, 2.0, 2.5):
-        desk.clock.after(at_s, lambda: desk.errors.append(ApiUnavailable("no usable answer", "Check it.")))
+        desk.clock.after(at_s, lambda: desk.errors.append(errors.ApiUnavailable("no usable answer", "Check it.")))
     desk.clock.after(2.0, lambda: end(desk, 0))
     report = run_upgrade(upgrade_of(desk, profile), waits=True)
-    assert report.result is not None
-    assert report.result.code == 0
+    assert (report.result and report.result.code) == 0
 
 
 def test_a_run_that_does_not_end_in_time_goes_on(desk: FakeDesk) -> None:
     desk.clock.after(1.0, lambda: setattr(desk, "serve", lambda: None))
     with pytest.raises(UpgradeUnended) as late:
         run_upgrade(upgrade_of(desk, timeout_s=2.0), waits=True)
-    assert late.value.exit_code == ExitCode.ROLLOUT_STUCK
-    assert "did not end within 2 s: waits for the new driver pod" in late.value.what
+    what = "did not end within 2 s: waits for the new driver pod" in late.value.what
+    assert (late.value.exit_code, what) == (ExitCode.ROLLOUT_STUCK, True)
+
+
+EVICTED = "evict driver-a-before: accepted"
 
 
 @pytest.mark.parametrize(
     ("meanwhile", "done"),
     [
-        (lambda desk: setattr(desk, "is_cleared", True), ["evict driver-a-before: accepted", "delete pod"]),
-        (lambda desk: end(desk, 0), ["evict driver-a-before: accepted", "delete pod"]),
+        (lambda desk: setattr(desk, "is_cleared", True), [EVICTED, "delete pod"]),
+        (lambda desk: end(desk, 0), [EVICTED, "delete pod"]),
         (lambda desk: end(desk, 3), ["delete pod"]),
     ],
     ids=["it holds the node", "there was no pod to disturb", "it fails"],
@@ -196,9 +178,8 @@ def test_a_node_whose_container_unloads_is_cleared_before_its_pod_is_evicted(
     desk.clock.after(2.0, lambda: meanwhile(desk))
     desk.clock.after(6.0, lambda: end(desk, desk.task.exit_code or 0 if desk.task is not None else 0))
     report = run_upgrade(upgrade_of(desk, "nvidia"), waits=True)
-    assert desk.done == ["create clear", *done]
-    assert report.result is not None
-    assert report.result.code == (0 if len(done) > 1 else ExitCode.PODS_REMAIN)
+    code = 0 if len(done) > 1 else ExitCode.PODS_REMAIN
+    assert (desk.done, report.result and report.result.code) == (["create clear", *done], code)
 
 
 def end(desk: FakeDesk, code: int) -> None:
@@ -208,7 +189,7 @@ def end(desk: FakeDesk, code: int) -> None:
 
 def test_a_node_whose_driver_pod_may_not_be_evicted_is_not_cleared(desk: FakeDesk) -> None:
     desk.answers = [Eviction(EvictionOutcome.BLOCKED, "the disruption budget needs 1 pod")] * 99
-    with pytest.raises(EvictionRefused, match="disruption budget") as refused:
+    with pytest.raises(errors.EvictionRefused, match="disruption budget") as refused:
         run_upgrade(upgrade_of(desk, "nvidia", 60.0), waits=True)
     assert refused.value.remedy.startswith("Make room in the PodDisruptionBudget (more replicas")
     assert desk.done == []
@@ -223,7 +204,7 @@ def test_no_pod_is_awaited_of_a_daemon_set_that_is_gone(desk: FakeDesk, monkeypa
     monkeypatch.setattr(desk, "scene", scene)
     with pytest.raises(Conflict, match="is gone"):
         run_upgrade(upgrade_of(desk), waits=True)
-    assert desk.done == ["evict driver-a-before: accepted"]
+    assert desk.done == [EVICTED]
 
 
 @pytest.mark.parametrize("code", [None, 137])
@@ -231,8 +212,7 @@ def test_a_plan_whose_image_cannot_be_pulled_ends_with_that_reason_alone(
     desk: FakeDesk, capsys: pytest.CaptureFixture[str], code: int | None
 ) -> None:
     def happen(**changes: Any) -> None:
-        assert desk.task is not None
-        desk.task = replace(desk.task, **changes)
+        desk.task = replace(cast("TaskPod", desk.task), **changes)
 
     desk.clock.after(1.0, lambda: happen(why_waiting="ImagePullBackOff: no such image"))
     late = "DeadlineExceeded Pod was active on the node longer than the specified deadline"
@@ -245,13 +225,13 @@ def test_a_plan_whose_image_cannot_be_pulled_ends_with_that_reason_alone(
 def test_a_node_that_is_not_ready_gets_no_pod_for_a_plan(desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = replace(desk.scene(desk.pods, None), node=fleet_node("a", is_ready=False))
     monkeypatch.setattr(desk, "scene", lambda *_: lost)
-    with pytest.raises(PreflightFailed, match="node a is not Ready"):
+    with pytest.raises(errors.PreflightFailed, match="node a is not Ready"):
         upgrade_of(desk).plan("text")
     assert desk.done == []
 
 
 def test_an_interrupt_deletes_the_pod_that_clears(desk: FakeDesk) -> None:
     desk.clock.after(2.0, desk.clock.ask_to_end)
-    with pytest.raises(Terminated):
+    with pytest.raises(errors.Terminated):
         run_upgrade(upgrade_of(desk, "nvidia"), waits=True)
     assert desk.done == ["create clear", "delete pod"]
