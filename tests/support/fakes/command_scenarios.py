@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import sys
 import tempfile
@@ -24,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.notes import HostClientNotes
 from driver_manager.cli import session as wiring
 from driver_manager.cli.main import run
@@ -44,6 +45,7 @@ from driver_manager.sandbox.host import HostTree
 from driver_manager.sandbox.scenarios import OLD
 from tests.support.fakes.builders import PAUSED, PLUGIN
 from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.host_documents import roots_of
 from tests.support.fakes.sandboxed import ByHand, by_hand, upgradable
 from tests.support.fakes.schemas import conforms
 from tests.support.fakes.signals import signals_kept
@@ -60,7 +62,7 @@ DEVICES = (
 WEDGED = History(HealthState.WEDGED, failures=3, reason="rbln0 is gone")
 RECORDS = {
     "wedged": WEDGED,
-    "wedged-at": History(HealthState.WEDGED, failures=3, reason="rbln0 is gone", wedge=Wedge(1_767_323_045)),
+    "wedged-at": replace(WEDGED, wedge=Wedge(1_767_323_045)),
     "devices": History(HealthState.SUSPECT, failures=1, reason="rbln1 is abnormal", devices=DEVICES),
     "stale": History(HealthState.HEALTHY, was_healthy=True),
     "other-boot": WEDGED,
@@ -70,20 +72,18 @@ RECORDS = {
 
 class Desk:
     def __init__(self, node: ByHand, patch: pytest.MonkeyPatch) -> None:
-        self.node = node
-        self.patch = patch
-
-    @property
-    def tree(self) -> HostTree:
-        return self.node.tree
+        self.node, self.tree, self.patch = node, node.tree, patch
 
     def path(self, path: str) -> Path:
         return self.tree.root / path.lstrip("/")
 
+    def write(self, path: str, text: str) -> None:
+        self.path(path).write_text(text)
+
     def merge(self, **parts: Any) -> None:
         self.node.cluster.store.patch("nodes", NODE, lambda there: apply_merge_patch(there, parts))
 
-    def annotate(self, key: str, value: str | None) -> None:
+    def annotate(self, key: str, value: str) -> None:
         self.merge(metadata={"annotations": {key: value}})
 
 
@@ -107,14 +107,17 @@ def _record(desk: Desk, value: str) -> None:
 
 
 def _clients(desk: Desk, value: str) -> None:
-    root = desk.tree.root
-    roots = HostRoots(root, root / "proc", root / "sys", root / "dev")
-    notes = HostClientNotes(roots, desk.tree.profile, FakeClock())
+    notes = HostClientNotes(roots_of(desk.tree.root), desk.tree.profile, FakeClock())
     seen = notes.sighting()
     load = "of an earlier driver" if value == "older" else seen.load
     generation = Generation(seen.boot_id, load=load, digest=seen.digest, ready_s=1_767_323_045.0)
     clients = (Client("1", "monitoring/exporter", "DaemonSet"), Client("2", "a/b", "ReplicaSet", ClientState.RESTARTED))
     notes.remember(client_record.encode(ClientRecord(generation, clients, has_looked=True, claims=("team/npu",))))
+
+
+def _journal(desk: Desk, value: str) -> None:
+    held = Journal(Owner(value, "uid-of-driver"), desk.tree.boot_id, begin="2026-01-02T03:04:05Z")
+    desk.annotate(desk.tree.profile.keys.journal, encode(held))
 
 
 def _taken(desk: Desk, value: str) -> None:
@@ -123,32 +126,26 @@ def _taken(desk: Desk, value: str) -> None:
     desk.merge(metadata={"labels": {PLUGIN: PAUSED}})
     desk.annotate(desk.tree.profile.keys.journal, encode(held))
     if value != "old":
-        desk.path(desk.tree.profile.paths.run_record("run-1")).write_text(host_record.encode(host_record.of(held)))
+        desk.write(desk.tree.profile.paths.run_record("run-1"), host_record.encode(host_record.of(held)))
 
 
 def _owned(desk: Desk, _: str) -> None:
     """A run in another pod has the node."""
-    pod = desk.node.cluster.store.get("pods", desk.node.cluster.driver_pod(), desk.tree.profile.namespace)
-    owner = Owner(f"{desk.tree.profile.namespace}/{desk.node.cluster.driver_pod()}", pod["metadata"]["uid"])
+    name, namespace = desk.node.cluster.driver_pod(), desk.tree.profile.namespace
+    owner = Owner(f"{namespace}/{name}", desk.node.cluster.store.get("pods", name, namespace)["metadata"]["uid"])
     desk.annotate(desk.tree.profile.keys.journal, encode(Journal(owner, desk.tree.boot_id)))
 
 
 def _left(desk: Desk, _: str) -> None:
     """A record on the host that no journal names."""
     left = Journal(GONE, desk.tree.boot_id, services=(SERVICE,), record=f"{desk.tree.boot_id}:1:9:9")
-    desk.path(desk.tree.profile.paths.run_record(left.record)).write_text(host_record.encode(host_record.of(left)))
+    desk.write(desk.tree.profile.paths.run_record(left.record), host_record.encode(host_record.of(left)))
 
 
 def _folder(desk: Desk, value: str) -> None:
     place = desk.path(getattr(desk.tree.profile.paths, value))
     place.unlink(missing_ok=True)
     (place / "kept").mkdir(parents=True)
-
-
-def _no_folder(desk: Desk, value: str) -> None:
-    place = desk.path(getattr(desk.tree.profile.paths, value))
-    (place / "kept").rmdir()
-    place.rmdir()
 
 
 def _away(desk: Desk, _: str) -> None:
@@ -159,9 +156,8 @@ def _away(desk: Desk, _: str) -> None:
 def _no_answer(desk: Desk, _: str) -> None:
     config = json.loads(desk.node.kubeconfig.read_text())
     config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:9"
-    path = desk.path("unanswered")
-    path.write_text(json.dumps(config))
-    desk.patch.setenv("KUBECONFIG", str(path))
+    desk.write("unanswered", json.dumps(config))
+    desk.patch.setenv("KUBECONFIG", str(desk.path("unanswered")))
     desk.patch.setenv("API_TIMEOUT", "200ms")
 
 
@@ -174,14 +170,10 @@ EVENTS: dict[str, Callable[[Desk, str], None]] = {
     "hold": lambda desk, value: desk.tree.hold_device_by(4242, "trainer", **({"pod_uid": HOLDER} if value else {})),
     "hold-unnamed": lambda desk, _: desk.tree.hold_device(),
     "release": lambda desk, _: desk.tree.end_process(4242),
-    "release-unnamed": lambda desk, _: _written(desk.path("sys/module/rebellions/refcnt"), "0\n"),
+    "release-unnamed": lambda desk, _: desk.write("sys/module/rebellions/refcnt", "0\n"),
     "record": _record,
     "clients": _clients,
-    "journal": lambda desk, value: desk.annotate(
-        desk.tree.profile.keys.journal,
-        encode(Journal(Owner(value, "uid-of-driver"), desk.tree.boot_id, begin="2026-01-02T03:04:05Z")),
-    ),
-    "no-journal": lambda desk, _: desk.annotate(desk.tree.profile.keys.journal, None),
+    "journal": _journal,
     "taken": _taken,
     "owned": _owned,
     "label": lambda desk, value: desk.merge(metadata={"labels": dict([value.split(":")])}),
@@ -190,17 +182,13 @@ EVENTS: dict[str, Callable[[Desk, str], None]] = {
     "away": _away,
     "as-driver-pod": lambda desk, _: desk.patch.setattr(socket, "gethostname", desk.node.cluster.driver_pod),
     "no-host": lambda desk, _: desk.patch.setattr(wiring, "CONTAINER_HOST_ROOT", Path("/nonexistent")),
-    "modules-disabled": lambda desk, _: _written(desk.path("proc/sys/kernel/modules_disabled"), "1\n"),
+    "modules-disabled": lambda desk, _: desk.write("proc/sys/kernel/modules_disabled", "1\n"),
     "image": lambda desk, value: desk.tree.add_driver("/", value),
     "folder": _folder,
-    "no-folder": _no_folder,
+    "no-folder": lambda desk, value: shutil.rmtree(desk.path(getattr(desk.tree.profile.paths, value))),
     "shipped": lambda *_: None,
 }
 """`shipped` makes a node whose host image has the loaded driver."""
-
-
-def _written(path: Path, text: str) -> None:
-    path.write_text(text)
 
 
 def _shipped(tree: HostTree) -> None:
@@ -265,21 +253,23 @@ def state(desk: Desk) -> str:
     )
 
 
-def command(desk: Desk, words: str) -> tuple[str, str]:
-    """The output of a command, both streams and the exit code; and its standard output alone."""
+def _typed(words: list[str]) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run(words.split())
-    lines = [f"! {line}" for line in err.getvalue().splitlines()]
+        code = run(words)
+    return int(code), out.getvalue(), err.getvalue()
+
+
+def command(words: str) -> tuple[str, str]:
+    """The output of a command, both streams and the exit code; and its standard output alone."""
+    code, out, err = _typed(words.split())
     name = words.partition(" ")[0]
     if name in READS_ONLY:
-        form = io.StringIO()
-        with contextlib.redirect_stdout(form), contextlib.redirect_stderr(io.StringIO()):
-            assert run([*words.split(), "-o", "json"]) == code
-        text = form.getvalue()
+        again, text, _ = _typed([*words.split(), "-o", "json"])
+        assert again == code
         is_plan = "decision" in json.loads(text)
         conforms("plan" if is_plan else "failure" if "error" in json.loads(text) else name, text)
-    return "\n".join([*lines, f"exit {int(code)}"]), out.getvalue().rstrip("\n")
+    return "\n".join([*(f"! {line}" for line in err.splitlines()), f"exit {code}"]), out.rstrip("\n")
 
 
 def blocks() -> dict[str, str]:
@@ -303,13 +293,11 @@ def desk_for(events: str, patch: pytest.MonkeyPatch) -> Iterator[tuple[Desk, str
         patch.delenv(name, raising=False)
     prepare = _shipped if "shipped" in events.split() else upgradable
     with tempfile.TemporaryDirectory() as folder, by_hand(Path(folder), prepare) as node, signals_kept():
-        environment = node.environment(NODE_NAME=NODE, LOG_FORMAT="text", DRIVER_CONFIG_DIGEST="wanted")
-        if prepare is _shipped:
-            environment["DRIVER_LOAD"] = "none"
-        for name, value in environment.items():
+        own = {"NODE_NAME": NODE, "LOG_FORMAT": "text", "DRIVER_CONFIG_DIGEST": "wanted", "DEVICE_FREE_TIMEOUT": "1s"}
+        own |= {"DRIVER_LOAD": "none"} if prepare is _shipped else {}
+        path = f"{node.tree.bin}{os.pathsep}{os.environ['PATH']}"
+        for name, value in node.environment(**own, PATH=path).items():
             patch.setenv(name, value)
-        patch.setenv("PATH", f"{node.tree.bin}{os.pathsep}{os.environ['PATH']}")
-        patch.setenv("DEVICE_FREE_TIMEOUT", "1s")
         patch.setattr(wiring, "CONTAINER_HOST_ROOT", node.tree.root)
         yield Desk(node, patch), folder
 
@@ -323,18 +311,16 @@ def played(script: list[str], patch: pytest.MonkeyPatch, baseline: list[str]) ->
             lines += ["", line]
             if line.startswith("@ "):
                 happen(desk, line[2:])
-                continue
-            if line == "$ state":
+            elif line == "$ state":
                 lines.append(state(desk))
-                continue
-            ending, shown = command(desk, line[2:])
-            text = normal(shown, folder).split("\n") if shown else []
-            if line.startswith("$ status"):
-                if not baseline:
+            else:
+                ending, shown = command(line[2:])
+                text = normal(shown, folder).split("\n") if shown else []
+                if line.startswith("$ status") and baseline:
+                    text = changes(baseline, text) if text else []
+                elif line.startswith("$ status"):
                     baseline += text
-                elif text:
-                    text = changes(baseline, text)
-            lines += [*text, normal(ending, folder)]
+                lines += [*text, normal(ending, folder)]
     return "\n".join(lines)
 
 

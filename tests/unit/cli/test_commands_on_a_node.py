@@ -23,7 +23,7 @@ from driver_manager.sandbox.scenarios import OLD_DIGEST
 from driver_manager.schemas import NAMES, schema
 from tests.support.fakes.builders import PLUGIN, PROFILE
 from tests.support.fakes.command_scenarios import blocks, desk_for, happen, played, script_of, state
-from tests.support.fakes.schemas import conforms
+from tests.support.fakes.typed import Prompt
 
 TITLES = list(blocks())
 UPDATE = "read the new output, then run `python -m tests.support.fakes.command_scenarios`"
@@ -48,10 +48,7 @@ BLOCKERS = {
     "a process of a pod": ("hold=pod", 4),
     "a process of the host": (f"hold {LOADS}", 4),
     "the kernel": ("hold-unnamed", 4),
-    "a component that has paused an operand": (
-        f"label={PLUGIN}:paused-for-mig-change env=POD_TERMINATION_TIMEOUT:1s",
-        3,
-    ),
+    "a component that paused an operand": (f"label={PLUGIN}:paused-for-mig-change env=POD_TERMINATION_TIMEOUT:1s", 3),
     "a pod that may not be evicted": ("workload=dir env=ENABLE_NPU_POD_EVICTION:true", 3),
     "an eviction that is not enabled": ("workload", 3),
     "modules that are disabled": (f"{LOADS} modules-disabled", 6),
@@ -74,9 +71,7 @@ QUESTIONS = ("plan", "plan -o json", "preflight", "reconcile-driver-state --dry-
 
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("blocker", BLOCKERS)
-def test_those_who_ask_before_a_run_get_its_exit_code(
-    blocker: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_those_who_ask_before_a_run_get_its_exit_code(blocker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     events, code = BLOCKERS[blocker]
     with desk_for(events, monkeypatch) as (desk, _):
         happen(desk, events)
@@ -84,33 +79,25 @@ def test_those_who_ask_before_a_run_get_its_exit_code(
         found = {question: int(run(question.split())) for question in QUESTIONS}
         assert state(desk) == before
         found["the run"] = int(run(["reconcile-driver-state"]))
-    assert found == dict.fromkeys((*QUESTIONS, "the run"), code), capfd.readouterr()
+    assert found == dict.fromkeys((*QUESTIONS, "the run"), code)
 
 
 @pytest.mark.submission
-def test_the_termination_log_has_the_check_that_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_preflight_says_what_failed_in_the_termination_log_and_not_that_a_variable_is_mistyped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prompt: Prompt
+) -> None:
     (tmp_path / "log").touch()
     with desk_for(LOADS, monkeypatch) as (desk, _):
-        happen(desk, f"{LOADS} modules-disabled env=TERMINATION_LOG:{tmp_path / 'log'}")
-        assert run(["preflight"]) == ExitCode.PREFLIGHT_FAILED
+        happen(desk, f"{LOADS} env=ENABLE_NPU_POD_EVICTON:true")
+        assert "did you mean ENABLE_NPU_POD_EVICTION?" in prompt.errors("preflight", code=ExitCode.DONE)
+        assert prompt("plan").code == ExitCode.USAGE
+        happen(desk, f"modules-disabled env=TERMINATION_LOG:{tmp_path / 'log'}")
+        assert prompt("preflight").code == ExitCode.PREFLIGHT_FAILED
     assert (tmp_path / "log").read_text().startswith("exit 6: preflight: kernel.modules_disabled is 1")
 
 
 @pytest.mark.submission
-def test_a_mistyped_variable_fails_no_preflight_of_a_fleet(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with desk_for(LOADS, monkeypatch) as (desk, _):
-        happen(desk, f"{LOADS} env=ENABLE_NPU_POD_EVICTON:true")
-        assert run(["preflight"]) == ExitCode.DONE
-        assert "did you mean ENABLE_NPU_POD_EVICTION?" in capfd.readouterr().err
-        assert run(["plan"]) == ExitCode.USAGE
-
-
-@pytest.mark.submission
-def test_a_run_that_cannot_write_its_files_changes_nothing_and_those_who_ask_before_it_do_not_try(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_cannot_write_its_files_changes_nothing(monkeypatch: pytest.MonkeyPatch, prompt: Prompt) -> None:
     real = files._written_beside
     with desk_for(LOADS, monkeypatch) as (desk, _):
         happen(desk, LOADS)
@@ -122,56 +109,39 @@ def test_a_run_that_cannot_write_its_files_changes_nothing_and_those_who_ask_bef
 
         monkeypatch.setattr(files, "_written_beside", over_quota)
         assert {question: int(run(question.split())) for question in QUESTIONS} == dict.fromkeys(QUESTIONS, 0)
-        assert run(["reconcile-driver-state"]) == ExitCode.PREFLIGHT_FAILED
-        assert "cannot be written: Disk quota exceeded" in capfd.readouterr().err
+        assert "cannot be written: Disk quota exceeded" in prompt.errors(
+            "reconcile-driver-state", code=ExitCode.PREFLIGHT_FAILED
+        )
         assert "driver 1.2.92, device-plugin=true, not cordoned, no journal, 1 patch(es)" in state(desk)
 
 
-def test_status_shows_the_window_of_the_last_run(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_the_window_of_the_last_run(monkeypatch: pytest.MonkeyPatch, prompt: Prompt) -> None:
     outcome = (Path(__file__).parents[1] / "golden/last-outcome-v1-window.json").read_text().strip()
     with desk_for(LOADS, monkeypatch) as (desk, _):
         desk.annotate(desk.tree.profile.keys.last_outcome, outcome)
-        assert run(["status", "-o", "json"]) == ExitCode.DONE
-        shown = json.loads(capfd.readouterr().out)["lastRun"]
-        assert run(["status"]) == ExitCode.DONE
-    assert (shown["exitCode"], shown["window"]["seconds"]) == (0, 4.0)
-    assert shown["window"]["parts"]["operands back"] == 0.031
-    assert "window: 4.0 s" in capfd.readouterr().out
+        shown = prompt.shows("status", "status")["lastRun"]
+        code, text, _ = prompt("status")
+    assert (shown["exitCode"], shown["window"]["seconds"], shown["window"]["parts"]["operands back"]) == (0, 4.0, 0.031)
+    assert (code, "window: 4.0 s" in text) == (ExitCode.DONE, True)
 
 
-def test_status_shows_the_recovery_of_a_wedge(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_the_recovery_of_a_wedge(monkeypatch: pytest.MonkeyPatch, prompt: Prompt) -> None:
     keys = PROFILE.keys
     record = json.loads((Path(__file__).parents[1] / "golden/health-v1-recovery.json").read_text())
     with desk_for("-", monkeypatch) as (desk, _):
         desk.path(PROFILE.paths.health_record).write_text(json.dumps({**record, "bootId": desk.tree.boot_id}))
-        assert run(["status", "-o", "json"]) == ExitCode.DONE
-        shown = conforms("status", capfd.readouterr().out)
-        assert run(["status"]) == ExitCode.DONE
-        text = " ".join(capfd.readouterr().out.split())
+        shown = prompt.shows("status", "status")
+        code, text, _ = prompt("status")
         desk.annotate(keys.recovery, encode_note(Recovery(state=RecoveryState.NEEDS_SERVICE, reason="nothing helped")))
-        assert run(["status", "-o", "json"]) == ExitCode.DONE
-        later = json.loads(capfd.readouterr().out)
+        later = prompt.shows("status", "status")
     waits = f"waits for approval: annotate the Node with {keys.approve_recovery}=reload"
     command = f"kubectl annotate --overwrite node {NODE} {keys.approve_recovery}=reload"
-    assert shown["recovery"] == {
-        "state": "waiting",
-        "step": "reload",
-        "reason": waits,
-        "since": "2026-01-02T03:04:05Z",
-        "approved": None,
-        "approve": command,
-        "attempts": [
-            {"step": "reload", "outcome": "healed", "count": 3},
-            {"step": "reset", "outcome": "failed", "count": 2},
-        ],
-    }
+    attempts = [{"step": "reload", "outcome": "healed", "count": 3}, {"step": "reset", "outcome": "failed", "count": 2}]
+    wanted = {"state": "waiting", "step": "reload", "reason": waits, "since": "2026-01-02T03:04:05Z", "approved": None}
+    assert shown["recovery"] == {**wanted, "approve": command, "attempts": attempts}
     assert shown["why"].endswith(f"; next step reload: {waits}")
-    assert f"do: Approve the reload ({command})." in text
-    assert "recovery as above attempts on this host: 3 reload healed, 2 reset failed" in text
+    assert (code, f"do: Approve the reload ({command})." in " ".join(text.split())) == (ExitCode.DONE, True)
+    assert "recovery as above attempts on this host: 3 reload healed, 2 reset failed" in " ".join(text.split())
     assert (later["recovery"]["state"], later["recovery"]["approve"]) == ("needs-service", None)
     assert later["why"].endswith("; needs service: nothing helped")
     assert later["recovery"]["attempts"] == shown["recovery"]["attempts"]
@@ -195,9 +165,6 @@ def test_only_a_run_that_evicts_no_pod_may_read_the_pods_of_one_namespace(given:
     assert _home(Values({one: given.get(one.env, one.unset) for one in known}), PROFILE) == home
 
 
-# the forms
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_field_of_every_form_has_its_description(name: str) -> None:
     def undescribed(part: Any, at: str) -> list[str]:
@@ -211,13 +178,9 @@ def test_every_field_of_every_form_has_its_description(name: str) -> None:
                 return [found for one in part for found in undescribed(one, at)]
         return []
 
-    assert undescribed(schema(name), name) == []
-    assert schema(name)["properties"]["schemaVersion"]["const"] == 1
+    assert (undescribed(schema(name), name), schema(name)["properties"]["schemaVersion"]["const"]) == ([], 1)
     assert schema(name)["$schema"] == "http://json-schema.org/draft-07/schema#"
-
-
-def test_a_form_lets_a_later_version_add_fields() -> None:
-    assert "additionalProperties" not in json.dumps(schema("status"))
+    assert "additionalProperties" not in json.dumps(schema("status")), "a later version may add fields"
 
 
 @pytest.mark.parametrize(

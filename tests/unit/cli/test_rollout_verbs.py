@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from driver_manager.domain.errors import ApiRefused, ExitCode
 from driver_manager.domain.fleet.spec import APPROVED
 from driver_manager.domain.wire import written_time
 from driver_manager.sandbox.apiserver import Deny
+from tests.support.control_plane.api import wait_until
 from tests.support.fakes.fleet_scene import KEYS, NAMESPACE
 from tests.support.fakes.rollout_desk import APPROVED_WAVES, Laptop, laptop
 from tests.support.fakes.schemas import conforms
@@ -57,41 +58,26 @@ def halted(place: Open, **said: Any) -> Laptop:
     return found
 
 
-# pause, resume and approve
-
-
 def test_a_paused_rollout_starts_nothing_until_it_is_resumed(place: Open) -> None:
     desk = place()
-    code, out, _ = desk.says("pause")
-    assert code == ExitCode.DONE
-    assert out.startswith("rollout rbln-system/driver: paused; no more nodes start")
+    assert desk.does("pause").startswith("rollout rbln-system/driver: paused; no more nodes start")
     assert "is paused already" in desk.says("pause")[2]
     desk.scene.set_driver("driver:2")
     desk.controller.idle_for(300)
     assert set(desk.scene.serving().values()) == {"r1"}
-    code, out, _ = desk.says("resume")
-    assert (code, "next        Progressing" in out) == (ExitCode.DONE, True)
+    assert "next        Progressing" in desk.does("resume")
     desk.controller.until_complete("r2")
-
-
-def test_an_approved_wave_begins(desk: Laptop) -> None:
-    desk.scene.set_driver("driver:2")
-    desk.controller.until_phase("WaitingForApproval")
-    code, out, _ = desk.says("approve")
-    assert (code, desk.annotations[APPROVED]) == (ExitCode.DONE, "r2:2")
-    assert "next        Progressing (UnderWay): under way: node-1, node-2" in out
-    desk.controller.until_complete("r2")
-
-
-# retry and undo
 
 
 @pytest.mark.submission
-def test_a_failed_node_is_tried_once_more_and_the_rollout_goes_on(place: Open) -> None:
+def test_of_several_nodes_all_are_retried_or_none_and_the_rollout_goes_on_with_a_failed_one(place: Open) -> None:
     desk = halted(place)
+    err = desk.fails("retry", "node-1", "node-2", "elsewhere")
+    assert "node-2: it has not failed" in err
+    assert "elsewhere: it is not in this rollout" in err
+    assert desk.writes() == []
     desk.scene.broken.clear()
-    code, out, _ = desk.says("retry", "node-1")
-    assert code == ExitCode.DONE
+    out = desk.does("retry", "node-1")
     assert out.startswith("rollout rbln-system/driver: node node-1 is retried: starts now\n")
     assert desk.scene.node("node-1")["metadata"]["annotations"][KEYS.upgrade_requested] == "true"
     desk.controller.until_complete("r2")
@@ -99,27 +85,15 @@ def test_a_failed_node_is_tried_once_more_and_the_rollout_goes_on(place: Open) -
 
 
 @pytest.mark.submission
-def test_of_several_nodes_all_are_retried_or_none(place: Open) -> None:
-    desk = halted(place)
-    code, _, err = desk.says("retry", "node-1", "node-2", "elsewhere")
-    assert code == ExitCode.USAGE
-    assert "node-2: it has not failed" in err
-    assert "elsewhere: it is not in this rollout" in err
-    assert desk.writes() == []
-
-
-@pytest.mark.submission
 def test_undo_brings_the_last_good_revision_back_to_every_node_and_the_history_shows_it(place: Open) -> None:
     desk = halted(place)
     past = desk.shows("rollout-history", "history")["history"]
     shown = [(one["revision"], one["number"], one["outcome"]) for one in past]
-    assert shown == [("r1", 1, "complete"), ("r2", 2, "halted")]
-    assert past[1]["images"] == ["driver:2", "manager"]
-    head, _, last = desk.says("history")[1].splitlines()
+    assert (shown, past[1]["images"]) == ([("r1", 1, "complete"), ("r2", 2, "halted")], ["driver:2", "manager"])
+    head, _, last = desk.does("history").splitlines()
     assert head.split() == ["REVISION", "NUMBER", "OUTCOME", "BEGAN", "TOOK", "IMAGES"]
     assert last.split()[:3] == ["r2*", "2", "halted"]
-    code, out, _ = desk.says("undo")
-    assert code == ExitCode.DONE
+    out = desk.does("undo")
     assert "goes back from revision r2 to r1 by the same rules; 4 nodes run another revision now" in out
     assert "next        Halted (Undoing): goes back from revision r2 to r1" in out
     desk.scene.broken.clear()
@@ -128,14 +102,12 @@ def test_undo_brings_the_last_good_revision_back_to_every_node_and_the_history_s
 
 
 UNDO = (sys.executable, "-m", "driver_manager", "rollout", "undo")
+DONE, NOT_DONE = ExitCode.DONE, ExitCode.STANDING_DOWN
 
 
 @pytest.mark.parametrize(
     ("words", "typed", "code"),
-    [
-        *(((), "Y\n", ExitCode.DONE), (("-y",), "", ExitCode.DONE), (("--dry-run",), "", ExitCode.DONE)),
-        *(((), "\n", ExitCode.STANDING_DOWN), ((), "\x04", ExitCode.STANDING_DOWN)),
-    ],
+    [((), "Y\n", DONE), (("-y",), "", DONE), (("--dry-run",), "", DONE), ((), "\n", NOT_DONE), ((), "\x04", NOT_DONE)],
 )
 def test_undo_asks_on_a_terminal(place: Open, words: tuple[str, ...], typed: str, code: ExitCode) -> None:
     desk = halted(place)
@@ -143,8 +115,8 @@ def test_undo_asks_on_a_terminal(place: Open, words: tuple[str, ...], typed: str
     shown = on_terminal([*UNDO, *words], env, Path(__file__).parents[3], typed, columns=1_000)
     question = "rollout rbln-system/driver goes back from revision r2 to r1 by the same rules; 4 nodes run another "
     assert (shown.status, f"{question}revision now. Continue? [y/N]" in shown.text) == (code, not words), shown.text
-    assert ("Nothing was changed" in shown.text) == (code is ExitCode.STANDING_DOWN)
-    is_written = code is ExitCode.DONE and words != ("--dry-run",)
+    assert ("Nothing was changed" in shown.text) == (code is NOT_DONE)
+    is_written = code is DONE and words != ("--dry-run",)
     assert any(name.endswith("/undo") for name in desk.annotations) == is_written
 
 
@@ -159,9 +131,6 @@ def test_each_undo_is_a_wish_of_its_own(place: Open) -> None:
         desk.says(*undo)
         desk.controller.until_complete("r1")
     assert set(desk.scene.serving().values()) == {"r1"}
-
-
-# what is refused
 
 
 def test_what_would_change_nothing_is_refused_with_one_line_why(place: Open) -> None:
@@ -181,10 +150,7 @@ def test_what_would_change_nothing_is_refused_with_one_line_why(place: Open) -> 
         ("pause", "-n", "elsewhere"): "there is no DriverRollout in namespace elsewhere",
         ("status", "--profile", "acme"): "there is no profile 'acme'",
     }.items():
-        code, out, err = desk.says(*words)
-        assert (words, code, out) == (words, ExitCode.USAGE, "")
-        assert what in err
-        assert "what to do: " in err
+        assert what in desk.fails(*words), words
     assert desk.writes() == []
 
 
@@ -194,28 +160,24 @@ def test_an_object_that_cannot_be_read_is_shown_and_not_changed(place: Open) -> 
     found = desk.shows("rollout", "status")
     assert (found["phase"], found["reason"]) == ("Stalled", "InvalidSpec")
     assert found["hints"][-1]["command"] == "kubectl -n rbln-system edit driverrollout driver"
-    code, _, err = desk.says("pause")
-    assert code == ExitCode.USAGE
-    assert "spec.windows" in err
+    assert "spec.windows" in desk.fails("pause")
 
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-@pytest.mark.parametrize("words", [("pause",), ("undo",), ("retry", "node-1")], ids=" ".join)
-def test_a_dry_run_is_checked_by_the_server_and_changes_nothing(place: Open, words: tuple[str, ...]) -> None:
+def test_a_dry_run_is_checked_by_the_server_and_changes_nothing(place: Open) -> None:
     desk = halted(place)
     before = desk.scene.store.list_objects("nodes")[0], desk.scene.rollout()
-    code, out, _ = desk.says(*words, "--dry-run")
-    assert (code, "dry run: nothing was changed" in out) == (ExitCode.DONE, True)
-    assert [verb for verb, _ in desk.writes()] == ["patch"]
-    assert (desk.scene.store.list_objects("nodes")[0], desk.scene.rollout()) == before
+    for words in (("pause",), ("undo",), ("retry", "node-1")):
+        assert "dry run: nothing was changed" in desk.does(*words, "--dry-run")
+        assert (desk.scene.store.list_objects("nodes")[0], desk.scene.rollout()) == before
+    assert [verb for verb, _ in desk.writes()] == ["patch"] * 3
 
 
 def test_what_was_asked_is_printed_as_documented_and_refused_by_a_dry_run_too(place: Open) -> None:
     desk = place(nodes=1)
     desk.server.deny = [Deny("patch", "driverrollouts")]
-    code, _, err = desk.says("pause", "--dry-run")
-    assert (code, "patch driverrollouts" in err) == (ExitCode.API_REFUSED, True)
+    assert "patch driverrollouts" in desk.fails("pause", "--dry-run", code=ExitCode.API_REFUSED)
     desk.server.deny = []
     desk.scene.set_driver("driver:2")
     found = desk.shows("rollout-request", "pause")
@@ -223,53 +185,38 @@ def test_what_was_asked_is_printed_as_documented_and_refused_by_a_dry_run_too(pl
     assert desk.scene.rollout()["spec"]["paused"] is True
 
 
-# which object
-
-
 def test_the_only_rollout_needs_no_name_and_one_of_two_does(place: Open) -> None:
     desk = place(nodes=1)
     desk.scene.add_rollout("second")
-    code, _, err = desk.says("pause")
-    assert code == ExitCode.USAGE
-    assert "namespace rbln-system has 2 rollouts" in err
-    assert "Use one of: driver, second." in err
-    assert desk.says("pause", "driver")[0] == ExitCode.DONE
+    err = desk.fails("pause")
+    assert ("namespace rbln-system has 2 rollouts" in err, "Use one of: driver, second." in err) == (True, True)
+    desk.does("pause", "driver")
     assert "paused" not in desk.scene.rollout("second")["spec"]
 
 
 @pytest.mark.parametrize("namespace", ["rbln-system", ""], ids=["of-the-context", "of-the-profile"])
-def test_the_namespace_is_that_of_the_context_else_of_the_profile(place: Open, namespace: str) -> None:
-    assert place(nodes=1, namespace=namespace).shows("rollout", "status")["rollout"] == f"{NAMESPACE}/driver"
-
-
-def test_without_a_profile_the_labels_of_the_nodes_tell_it(place: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = place(nodes=1)
+def test_the_namespace_is_that_of_the_context_else_of_the_profile_which_the_labels_of_nodes_tell(
+    place: Open, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = place(nodes=1, namespace=namespace)
+    assert desk.shows("rollout", "status")["rollout"] == f"{NAMESPACE}/driver"
     monkeypatch.delenv("DRIVER_PROFILE")
-    code, _, err = desk.says("status")
-    assert code == ExitCode.USAGE
-    assert "the profile cannot be determined from the labels of the Nodes" in err
+    assert "the profile cannot be determined from the labels of the Nodes" in desk.fails("status")
     desk.scene.edit_node("node-0", {"metadata": {"labels": {"rebellions.ai/npu.deploy.driver": "true"}}})
     assert desk.shows("rollout", "status")["profile"] == "rebellions"
 
 
-# status
-
-
-def test_a_look_changes_nothing_opens_no_watch_and_a_complete_rollout_ends_with_0(desk: Laptop) -> None:
-    code, out, _ = desk.says("status")
-    assert (code, out.splitlines()[0]) == (ExitCode.DONE, "Complete: 4 nodes are on revision r1")
-    code, out, _ = desk.says("plan")
-    assert (code, "to go       no node" in out, "disturbs" in out) == (ExitCode.DONE, True, False)
-    desk.says("history")
+def test_a_look_changes_nothing_opens_no_watch_and_finds_nothing_complete_without_a_nodes_pod(desk: Laptop) -> None:
+    assert desk.does("status").splitlines()[0] == "Complete: 4 nodes are on revision r1"
+    out = desk.does("plan")
+    assert ("to go       no node" in out, "disturbs" in out) == (True, False)
+    desk.does("history")
     assert {one.verb for one in desk.server.requests} <= {"get", "list"}
     looks = [one.resource for one in desk.server.requests]
     assert looks.count("nodes") == 3, "one list for each of them"
-
-
-def test_as_long_as_a_nodes_pod_is_not_seen_nothing_is_complete(desk: Laptop) -> None:
     pod = desk.scene.pods()["node-1"]["metadata"]
     desk.scene.store.delete("pods", pod["name"], namespace=pod["namespace"], grace_s=0, uid=pod["uid"])
-    headline = desk.says("status")[1].splitlines()[0]
+    headline, *_ = desk.says("status")[1].splitlines()
     assert headline.endswith("1 node is without a driver pod that the DaemonSet wants: node-1"), headline
 
 
@@ -278,10 +225,10 @@ def test_one_on_its_way_ends_with_0_and_a_halted_one_does_not(desk: Laptop) -> N
     desk.scene.broken.add("node-0")
     desk.scene.set_driver("driver:2")
     desk.controller.until_phase("Progressing")
-    assert desk.says("status")[0] == ExitCode.DONE
+    desk.does("status")
     desk.controller.until_phase("Halted")
-    assert desk.says("status")[0] == ExitCode.ROLLOUT_STUCK
-    assert desk.says("plan")[0] == ExitCode.ROLLOUT_STUCK
+    for verb in ("status", "plan"):
+        desk.does(verb, code=ExitCode.ROLLOUT_STUCK)
     assert desk.shows("rollout", "status")["counts"]["failed"] == 1
 
 
@@ -295,34 +242,26 @@ def test_who_leads_is_shown_and_that_nobody_does(desk: Laptop) -> None:
     assert desk.shows("rollout", "status")["controller"]["isLeading"] is False
 
 
-def test_what_may_not_be_read_is_unknown_and_costs_no_more_than_that(desk: Laptop) -> None:
+def test_what_may_not_be_read_is_unknown_or_an_error(desk: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.scene.set_driver("driver:2")
     desk.server.deny = [Deny("get", "leases")]
     code, out, err = desk.says("status")
     assert (code, "controller  unknown" in out) == (ExitCode.DONE, True)
     assert "which controller leads cannot be shown" in err
     desk.server.deny = [Deny("list", "nodes")]
-    code, out, err = desk.says("status")
-    assert (code, out, "list nodes" in err) == (ExitCode.API_REFUSED, "", True)
-
-
-def test_a_cluster_without_the_definition_is_told_so(desk: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere = ("/apis/nowhere.example/v1", "driverrollouts", "driverrollouts")
-    paths = {**_COLLECTIONS, FactKind.ROLLOUTS: nowhere}
+    assert "list nodes" in desk.fails("status", code=ExitCode.API_REFUSED)
+    paths = {**_COLLECTIONS, FactKind.ROLLOUTS: ("/apis/nowhere.example/v1", "driverrollouts", "driverrollouts")}
     monkeypatch.setattr("driver_manager.adapters.kube.fleet._COLLECTIONS", paths)
-    code, _, err = desk.says("status")
-    assert code == ExitCode.USAGE
-    assert "the API server does not serve driverrollouts.driver-manager.rebellions.ai" in err
+    assert "the API server does not serve driverrollouts.driver-manager.rebellions.ai" in desk.fails("status")
 
 
-# plan
+def test_the_plan_names_who_goes_when_and_counts_the_disturbed(desk: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ApiRefused("the API server refused to list pods", "Ask for the right.")
 
-
-def test_the_plan_names_who_goes_when_and_counts_whom_that_disturbs(desk: Laptop) -> None:
     desk.scene.set_driver("driver:2")
-    desk.add_user("node-0", "train-0")
-    desk.add_user("node-2", "train-1")
-    desk.add_user("node-2", "train-2")
+    for node, name in (("node-0", "train-0"), ("node-2", "train-1"), ("node-2", "train-2")):
+        desk.add_user(node, name)
     desk.add_user("node-3", "other", resource="example.com/fpga")
     shown = desk.shows("rollout", "plan")
     found = shown["plan"]
@@ -334,34 +273,27 @@ def test_the_plan_names_who_goes_when_and_counts_whom_that_disturbs(desk: Laptop
     assert shown["pace"] == {"typicalSeconds": None, "windowSeconds": None, "ends": None}
     for verb in ("plan", "status"):
         assert "pace        no estimate before the first node is done" in desk.says(verb)[1]
-
-
-def test_once_a_node_is_done_there_is_an_estimate(desk: Laptop) -> None:
-    desk.scene.set_driver("driver:2")
-    desk.controller.until_phase("WaitingForApproval")
-    assert desk.shows("rollout", "plan")["pace"]["ends"] is None, "the approval may come at any time"
-    desk.says("approve")
-    ends = written_time(desk.scene.clock.wall() + 2 * 23)  # three nodes, two at a time
-    for verb in ("plan", "status"):
-        found = desk.shows("rollout", verb)
-        assert found["pace"] == {"typicalSeconds": 23, "windowSeconds": None, "ends": ends}
-        assert f"pace        a node takes about 23 s; done by {ends} (in " in desk.says(verb)[1]
-    assert desk.shows("rollout", "plan")["plan"]["waves"][1]["approvalAfter"] is None
-
-
-def test_pods_of_other_namespaces_that_may_not_be_listed_are_unknown(
-    desk: Laptop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise ApiRefused("the API server refused to list pods", "Ask for the right.")
-
-    desk.scene.set_driver("driver:2")
     monkeypatch.setattr(KubeDesk, "users_by_node", refuse)
     found = desk.shows("rollout", "plan")["plan"]
     assert (found["pods"], found["waves"][0]["pods"], found["toGo"]) == (None, None, 4)
     _, out, err = desk.says("plan")
     assert "disturbs    unknown: the pods on these nodes cannot be listed" in out
     assert "the pods that use the accelerator cannot be shown: the API server refused to list pods" in err
+
+
+def test_an_approved_wave_begins_and_once_a_node_is_done_there_is_an_estimate(desk: Laptop) -> None:
+    desk.scene.set_driver("driver:2")
+    desk.controller.until_phase("WaitingForApproval")
+    assert desk.shows("rollout", "plan")["pace"]["ends"] is None, "the approval may come at any time"
+    assert "next        Progressing (UnderWay): under way: node-1, node-2" in desk.does("approve")
+    assert desk.annotations[APPROVED] == "r2:2"
+    ends = written_time(desk.scene.clock.wall() + 2 * 23)  # three nodes, two at a time
+    for verb in ("plan", "status"):
+        found = desk.shows("rollout", verb)
+        assert found["pace"] == {"typicalSeconds": 23, "windowSeconds": None, "ends": ends}
+        assert f"pace        a node takes about 23 s; done by {ends} (in " in desk.does(verb)
+    assert desk.shows("rollout", "plan")["plan"]["waves"][1]["approvalAfter"] is None
+    desk.controller.until_complete("r2")
 
 
 def test_the_commands_of_hints_are_for_the_cluster_that_the_command_line_names(place: Open) -> None:
@@ -374,20 +306,15 @@ def test_the_commands_of_hints_are_for_the_cluster_that_the_command_line_names(p
     assert hints[-1]["command"].startswith(f"kubectl --kubeconfig {os.environ['KUBECONFIG']} -n {NAMESPACE} edit ")
 
 
-# list
-
-
-def test_a_list_has_the_rollouts_of_a_namespace_or_of_all_as_their_statuses_are(place: Open) -> None:
+def test_a_list_has_the_rollouts_of_a_namespace_or_of_all_and_names_a_namespace_without_any(place: Open) -> None:
     desk = halted(place)
     copy = {"metadata": {"name": "new", "namespace": "other"}, "spec": {"daemonSet": 7}}
     desk.scene.store.create("driverrollouts", copy)
     desk.server.requests.clear()
     found = desk.shows("rollout-list", "list", "-A")["rollouts"]
     assert {(one.verb, one.resource) for one in desk.server.requests} == {("list", "driverrollouts")}
-    assert [(one["namespace"], one["name"], one["phase"]) for one in found] == [
-        ("other", "new", None),
-        (NAMESPACE, "driver", "Halted"),
-    ]
+    names = [(one["namespace"], one["name"], one["phase"]) for one in found]
+    assert names == [("other", "new", None), (NAMESPACE, "driver", "Halted")]
     mine = found[1]
     assert (mine["daemonSet"], mine["target"], mine["reason"]) == ("driver", "r2", "NodesFailed")
     assert (mine["counts"]["total"], mine["counts"]["failed"]) == (4, 1)
@@ -398,22 +325,11 @@ def test_a_list_has_the_rollouts_of_a_namespace_or_of_all_as_their_statuses_are(
     assert [row.split()[:2] for row in rows] == [["other", "new"], [NAMESPACE, "driver"]]
     head, row = desk.says("list")[1].splitlines()
     assert (head.split()[0], row.split()[:3]) == ("NAME", ["driver", "r2", "Halted"])
-
-
-def test_a_list_without_rollouts_names_the_namespace_and_without_the_right_what_is_missing(place: Open) -> None:
-    desk = place()
-    code, out, _ = desk.says("list", "-n", "elsewhere")
-    assert (code, out) == (
-        ExitCode.DONE,
-        "there is no rollout in namespace elsewhere; -A lists those of all namespaces\n",
-    )
-    assert "`driver-manager rollout list -A` lists all" in desk.says("status", "-n", "elsewhere")[2]
+    none = "there is no rollout in namespace elsewhere; -A lists those of all namespaces\n"
+    assert desk.does("list", "-n", "elsewhere") == none
+    assert "`driver-manager rollout list -A` lists all" in desk.fails("status", "-n", "elsewhere")
     desk.server.deny = [Deny("list", "driverrollouts")]
-    code, _, err = desk.says("list", "-A")
-    assert (code, "list driverrollouts" in err) == (ExitCode.API_REFUSED, True)
-
-
-# completion, and the plugin of kubectl
+    assert "list driverrollouts" in desk.fails("list", "-A", code=ExitCode.API_REFUSED)
 
 
 def values(*words: str) -> list[str]:
@@ -427,12 +343,9 @@ def test_verbs_names_and_failed_nodes_are_offered_and_what_cannot_be_read_is_not
     desk = halted(place, nodes=3)
     desk.scene.add_rollout("second")
     assert {"status", "plan", "undo"} <= set(values())
-    assert values("re") == ["resume", "retry"]
-    assert values("status", "") == ["driver", "second"]
-    assert values("undo", "dr") == ["driver"]
-    assert values("undo", "--context", "s") == ["sandbox"]
-    assert values("retry", "--rollout", "s") == ["second"]
-    assert values("retry", "") == ["node-1"]
+    assert (values("re"), values("status", "")) == (["resume", "retry"], ["driver", "second"])
+    assert (values("undo", "dr"), values("undo", "--context", "s")) == (["driver"], ["sandbox"])
+    assert (values("retry", "--rollout", "s"), values("retry", "")) == (["second"], ["node-1"])
     assert values("retry", "node-1", "") == values("status", "-n", "elsewhere", "") == []
     desk.server.deny = [Deny("list", "driverrollouts"), Deny("list", "nodes")]
     assert values("status", "") == values("retry", "") == []
@@ -447,9 +360,6 @@ def test_the_plugin_has_the_verbs_at_its_top(monkeypatch: pytest.MonkeyPatch) ->
     assert seen == [["rollout", "status", "-w"]]
 
 
-# status --watch
-
-
 @pytest.fixture
 def watched(place: Open, monkeypatch: pytest.MonkeyPatch) -> Laptop:
     """Two nodes with a new revision to come; looked at every few hundredths of a second."""
@@ -461,13 +371,11 @@ def watched(place: Open, monkeypatch: pytest.MonkeyPatch) -> Laptop:
 
 
 def watch(desk: Laptop, act: Callable[[], object], *options: str) -> tuple[int, str, str]:
-    """What `status --watch` prints. `act` is done in a thread once somebody watches."""
+    """What `status --watch` prints. `act` is done in a thread once it watches."""
 
     def follow() -> None:
-        begun_s = time.monotonic()
-        while not any(one.verb == "watch" and one.resource == "nodes" for one in list(desk.server.requests)):
-            assert time.monotonic() < begun_s + LIMIT_S
-            time.sleep(0.02)
+        seen = desk.server.requests
+        wait_until(lambda: ("watch", "nodes") in {(one.verb, one.resource) for one in list(seen)}, "a watch", LIMIT_S)
         act()
 
     thread = threading.Thread(target=follow)
@@ -480,18 +388,16 @@ def watch(desk: Laptop, act: Callable[[], object], *options: str) -> tuple[int, 
 def test_each_change_is_a_line_and_the_last_one_says_that_it_is_complete(watched: Laptop) -> None:
     code, out, _ = watch(watched, lambda: watched.controller.until_complete("r2"))
     lines = out.splitlines()
-    assert code == ExitCode.DONE
+    assert (code, len(lines)) == (ExitCode.DONE, len(set(lines)))
     assert "Progressing (UnderWay): under way: node-0" in lines[0]
     assert lines[-1].endswith("Complete: 2 nodes are on revision r2 [2 in all: 2 updated]")
-    assert len(lines) == len(set(lines))
 
 
 @pytest.mark.submission
 def test_a_halt_ends_a_watch_with_its_exit_code(watched: Laptop) -> None:
     watched.scene.broken.add("node-0")
     code, out, _ = watch(watched, lambda: watched.controller.until_phase("Halted"))
-    assert code == ExitCode.ROLLOUT_STUCK
-    assert "Halted (NodesFailed)" in out.splitlines()[-1]
+    assert (code, "Halted (NodesFailed)" in out.splitlines()[-1]) == (ExitCode.ROLLOUT_STUCK, True)
 
 
 def test_for_machines_each_change_is_one_line_of_json(watched: Laptop) -> None:
@@ -500,17 +406,15 @@ def test_for_machines_each_change_is_one_line_of_json(watched: Laptop) -> None:
     assert (code, phases[0], phases[-1]) == (ExitCode.DONE, "Progressing", "Complete")
 
 
-def test_a_watch_that_is_told_to_end_says_nothing_of_it(watched: Laptop) -> None:
+def test_a_watch_that_is_interrupted_says_nothing_of_it(watched: Laptop) -> None:
     code, out, err = watch(watched, lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert (code, err) == (ExitCode.STANDING_DOWN, "")
-    assert len(out.splitlines()) == 1
+    assert (code, err, len(out.splitlines())) == (ExitCode.STANDING_DOWN, "", 1)
 
 
 def test_a_rollout_that_is_deleted_meanwhile_ends_a_watch_with_that(watched: Laptop) -> None:
-    key = ("driverrollouts", "driver")
-    code, _, err = watch(watched, lambda: watched.scene.store.delete(*key, namespace=NAMESPACE))
-    assert code == ExitCode.USAGE
-    assert "there is no DriverRollout in namespace rbln-system" in err
+    delete = partial(watched.scene.store.delete, "driverrollouts", "driver", namespace=NAMESPACE)
+    code, _, err = watch(watched, delete)
+    assert (code, "there is no DriverRollout in namespace rbln-system" in err) == (ExitCode.USAGE, True)
 
 
 def test_what_says_nothing_new_is_not_repeated(capfd: pytest.CaptureFixture[str]) -> None:
@@ -528,20 +432,15 @@ def test_what_says_nothing_new_is_not_repeated(capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().out == "---\nphase: Complete\npace: null\n"
 
 
-class Terminal(io.StringIO):
-    """One of 20 columns and 4 lines."""
-
-    def fileno(self) -> int:
-        return -1
-
-
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """A terminal of 20 columns and 4 lines."""
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((20, 4)))
-    return Terminal()
+    monkeypatch.setattr(made := io.StringIO(), "fileno", lambda: -1, raising=False)
+    return made
 
 
-def test_what_is_drawn_again_is_drawn_over_and_nothing_wraps_or_scrolls(terminal: Terminal) -> None:
+def test_what_is_drawn_again_is_drawn_over_and_nothing_wraps_or_scrolls(terminal: io.StringIO) -> None:
     screen = LiveScreen(terminal)
     screen.draw("one\ntwo")
     assert terminal.getvalue().endswith("\x1b[H\x1b[2Jone\x1b[K\ntwo\x1b[K\x1b[J")
@@ -549,12 +448,11 @@ def test_what_is_drawn_again_is_drawn_over_and_nothing_wraps_or_scrolls(terminal
     assert terminal.getvalue().endswith("\x1b[Hthree\x1b[K\x1b[J")
     screen.draw("\n".join(["\x1b[1m" + "x" * 30 + "\x1b[0m", "2", "3", "4", "5"]))
     drawn = terminal.getvalue().rpartition("\x1b[H")[2]
-    assert drawn.count("\n") == 3
-    assert drawn.splitlines()[0] == "\x1b[1m" + "x" * 19 + "\x1b[0m…\x1b[0m\x1b[K"
+    assert (drawn.count("\n"), drawn.splitlines()[0]) == (3, "\x1b[1m" + "x" * 19 + "\x1b[0m…\x1b[0m\x1b[K")
     assert "... and 2 more lines" in drawn
 
 
-def test_the_last_screen_stays_whole(terminal: Terminal, watched: Laptop) -> None:
+def test_the_last_screen_stays_whole(terminal: io.StringIO, watched: Laptop) -> None:
     found = watched.shows("rollout", "status")
     redrawn = Redrawn(LiveScreen(terminal))
     redrawn.show(found, 0.0, False)

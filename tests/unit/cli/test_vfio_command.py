@@ -6,95 +6,78 @@ import json
 
 import pytest
 
-from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
 from driver_manager.sandbox.host import KERNEL
 from driver_manager.sandbox.scenarios import OLD
 from tests.support.fakes.builders import DRIVER, PROFILE
+from tests.support.fakes.typed import Prompt, slow
 from tests.support.fakes.vfio_site import ONE, TWO, Site
 
 RECORD = PROFILE.paths.bindings.lstrip("/")
-TO_MACHINES, TO_CONTAINERS = ["reconcile-vfio-state"], ["reconcile-driver-state"]
+TO_MACHINES, TO_CONTAINERS = "reconcile-vfio-state", "reconcile-driver-state"
 ON_VFIO = ("vfio-pci", "vfio-pci")
 
 
-@pytest.mark.submission
-@pytest.mark.shares(3)
-def test_to_virtual_machines_and_back(native: Site, capfd: pytest.CaptureFixture[str]) -> None:
+@slow
+def test_to_virtual_machines_and_back(native: Site, prompt: Prompt) -> None:
     before, cluster, tree = native.untouched(), native.hand.cluster, native.hand.tree
     cluster.add_workload("tenant", app="tenant")
     cluster.add_workload("virt-launcher", app="web", resource="CA22_PT")
-    assert run([*TO_MACHINES, "--dry-run"]) == ExitCode.DONE
-    assert "decision: switch" in capfd.readouterr().out
+    assert "decision: switch" in prompt.output(f"{TO_MACHINES} --dry-run")
     assert native.drivers == ("rebellions", "rebellions"), "and nothing was done"
-    assert run(TO_MACHINES) == ExitCode.DONE
-    assert "the devices are on vfio" in capfd.readouterr().err
+    assert "the devices are on vfio" in prompt.errors(TO_MACHINES, code=ExitCode.DONE)
     assert (native.drivers, tree.driver_version, native.untouched()) == (ON_VFIO, "not loaded", before)
     assert {"tenant", "virt-launcher"} & set(cluster.pods()) == {"virt-launcher"}
     noted = json.loads((tree.root / RECORD).read_text())
     assert noted["devices"] == [{"address": one, "driver": "rebellions"} for one in (ONE, TWO)]
     version = native.version
-    assert run(TO_MACHINES) == ExitCode.DONE
-    assert native.version == version, "all are on vfio already: nothing is written"
-    assert run(TO_CONTAINERS) == ExitCode.DONE
+    assert (prompt(TO_MACHINES).code, native.version) == (ExitCode.DONE, version), "all are on vfio already"
+    assert prompt(TO_CONTAINERS).code == ExitCode.DONE
     assert (native.drivers, native.bus.read(ONE, "driver_override")) == (("", ""), "")
     assert not (tree.root / RECORD).exists()
     assert native.untouched() == before
 
 
-@pytest.mark.submission
-@pytest.mark.shares(3)
-def test_a_virtual_machine_keeps_its_device_is_shown_and_is_named_on_the_way_back(
-    bare: Site, capfd: pytest.CaptureFixture[str]
-) -> None:
+@slow
+def test_a_virtual_machine_keeps_its_device_is_shown_and_is_named_on_the_way_back(bare: Site, prompt: Prompt) -> None:
     before, pods = bare.untouched(), bare.hand.cluster.pods()
-    assert run(TO_MACHINES) == ExitCode.DONE
-    assert (bare.drivers, bare.untouched()) == (ON_VFIO, before)
+    assert (prompt(TO_MACHINES).code, bare.drivers, bare.untouched()) == (ExitCode.DONE, ON_VFIO, before)
     assert [name for name in pods if name not in bare.hand.cluster.pods() and "driver" not in name] == []
     bare.bus.hold_group("10", 4711, "web")
-    assert run(TO_MACHINES) == ExitCode.DONE
-    capfd.readouterr()
-    assert run(TO_CONTAINERS) == ExitCode.DRIVER_BUSY
+    assert prompt(TO_MACHINES).code == ExitCode.DONE
     holder = "qemu-system-x86 (pid 4711) of VM web has /dev/vfio/10 open"
-    assert holder in capfd.readouterr().err
+    assert holder in prompt.errors(TO_CONTAINERS, code=ExitCode.DRIVER_BUSY)
     assert bare.drivers == ON_VFIO, "never unbound while a process has it"
     bare.label("vm-passthrough")
-    assert run(TO_CONTAINERS) == ExitCode.DONE
+    assert prompt(TO_CONTAINERS).code == ExitCode.DONE
     assert bare.drivers == ON_VFIO, "and not where the node is for virtual machines"
-    capfd.readouterr()
-    assert run(["status", "-o", "json"]) == ExitCode.DONE
-    found = json.loads(capfd.readouterr().out)
+    found = prompt.shows("status", "status")
     assert (found["state"], found["why"]) == ("ready", "2 device(s) on vfio, for virtual machines")
     assert (found["mode"], found["next"]["decision"]) == ("vfio", "on-vfio")
     first, second = found["host"]["functions"]
     assert (first["address"], first["driver"], first["iommuGroup"]) == (ONE, "vfio-pci", "10")
     assert (first["holders"], second["holders"]) == ([holder], [])
-    assert run(["status"]) == ExitCode.DONE
-    text = capfd.readouterr().out
-    assert "mode vfio" in text
-    assert f"{ONE} driver vfio-pci, kept for vfio-pci, IOMMU group 10; qemu-system-x86 (pid 4711) of VM web" in text
+    out = prompt.output("status")
+    assert "mode vfio" in out
+    assert f"{ONE} driver vfio-pci, kept for vfio-pci, IOMMU group 10; qemu-system-x86 (pid 4711) of VM web" in out
 
 
 @pytest.mark.submission
-def test_virtual_functions_go_first_and_the_container_after_us_binds_where_it_is_to(
-    native: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_virtual_functions_go_before_the_binding(native: Site, prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VFIO_BIND", "container")
     count = native.hand.tree.root / f"sys/bus/pci/devices/{ONE}/sriov_numvfs"
     count.write_text("2\n")
-    assert run(TO_MACHINES) == ExitCode.DONE
-    assert count.read_text() == "0\n"
+    assert (prompt(TO_MACHINES).code, count.read_text()) == (ExitCode.DONE, "0\n")
     assert (native.drivers, native.hand.tree.driver_version) == (("", ""), "not loaded")
     assert [native.bus.read(one, "driver_override") for one in (ONE, TWO)] == ["vfio-pci", "vfio-pci"]
 
 
-def test_a_stuck_unbind_is_named_and_nothing_is_written(bare: Site, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_stuck_unbind_is_named_and_nothing_is_written(bare: Site, prompt: Prompt) -> None:
     bare.bus.hold_group("10", 4711, "web")
     before = bare.untouched()
-    assert run(TO_MACHINES) == ExitCode.DRIVER_BUSY
-    assert f"the unbind of {ONE} is stuck, because it is in use" in capfd.readouterr().err
-    assert (bare.drivers, bare.bus.read(TWO, "driver_override")) == (("", ""), "")
-    assert bare.untouched() == before
+    code, _, err = prompt(TO_MACHINES)
+    assert (code, f"the unbind of {ONE} is stuck, because it is in use" in err) == (ExitCode.DRIVER_BUSY, True)
+    assert (bare.drivers, bare.bus.read(TWO, "driver_override"), bare.untouched()) == (("", ""), "", before)
 
 
 ROWS = {
@@ -126,20 +109,16 @@ def prepare(row: str, native: Site) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_what_cannot_be_is_said_and_nothing_is_changed(
-    native: Site, row: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_is_said_and_nothing_is_changed(native: Site, row: str, prompt: Prompt) -> None:
     prepare(row, native)
     before, drivers = native.untouched(), native.drivers
-    code, said = ROWS[row]
-    assert run([*TO_MACHINES, "--profile", "rebellions"]) == code
-    assert said in capfd.readouterr().err
+    code, _, err = prompt(f"{TO_MACHINES} --profile rebellions")
+    assert (code, ROWS[row][1] in err) == (ROWS[row][0], True), err
     assert (native.untouched(), native.drivers, native.hand.tree.driver_version) == (before, drivers, OLD)
 
 
-@pytest.mark.submission
-@pytest.mark.shares(3)
-def test_the_hosts_own_driver_goes_as_well(native: Site) -> None:
+@slow
+def test_the_hosts_own_driver_goes_as_well(native: Site, prompt: Prompt) -> None:
     tree = native.hand.tree
     for path in (PROFILE.paths.state_file, PROFILE.paths.load_record):
         (tree.root / path.lstrip("/")).unlink()
@@ -147,28 +126,24 @@ def test_the_hosts_own_driver_goes_as_well(native: Site) -> None:
     native.bus.add_vfio(KERNEL)
     native.label("pre-installed", DRIVER)
     before = native.untouched()
-    assert run(TO_MACHINES) == ExitCode.DONE
-    assert (native.drivers, tree.driver_version) == (ON_VFIO, "not loaded")
+    assert (prompt(TO_MACHINES).code, native.drivers, tree.driver_version) == (ExitCode.DONE, ON_VFIO, "not loaded")
     assert native.untouched() == before, "and the node is not labelled for a driver of the host"
 
 
 @pytest.mark.parametrize("has_group", [True, False])
-def test_plan_and_preflight_can_be_asked_whether_virtual_machines_could_have_the_devices(
-    native: Site, has_group: bool, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_and_preflight_say_whether_vfio_could_have_devices(native: Site, has_group: bool, prompt: Prompt) -> None:
     if not has_group:
         prepare("no group", native)
     version = native.version
-    code = run(["preflight", "--mode", "vfio", "-o", "json"])
-    checks = {one["name"]: one for one in json.loads(capfd.readouterr().out)["checks"]}
+    code, out, _ = prompt("preflight --mode vfio -o json")
+    checks = {one["name"]: one for one in json.loads(out)["checks"]}
     what = "2 device(s) can be bound to vfio" if has_group else f"{ONE} has no IOMMU group"
     assert (checks["devices"]["ok"], checks["devices"]["what"]) == (has_group, what)
     assert code == (ExitCode.DONE if has_group else ExitCode.PREFLIGHT_FAILED)
     assert "may patch nodes" in checks
     assert not any(name.endswith("for this kernel") for name in checks), "no driver follows"
     if has_group:
-        assert run(["plan", "--mode", "vfio", "-o", "json"]) == ExitCode.DONE
-        found = json.loads(capfd.readouterr().out)
+        found = prompt.shows("plan", "plan --mode vfio")
         assert found["decision"] == "switch"
         assert [step["step"] for step in found["steps"]][-3:] == ["LoadVfio", "BindToVfio", "GiveBack"]
     assert (native.version, native.drivers) == (version, ("rebellions", "rebellions"))
