@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,6 @@ from tests.support.fakes.sandboxed import ByHand, by_hand, upgradable
 
 pytestmark = [pytest.mark.submission, pytest.mark.shares(3)]  # each is a night of whole processes, three seconds
 
-LIMIT_S = 120.0
-
 
 @dataclass(frozen=True)
 class SandboxPlace:
@@ -45,19 +42,10 @@ class SandboxPlace:
 
     def run(self, *argv: str, **env: str) -> tuple[int, str]:
         cluster = self.by_hand.cluster
-        profile = cluster.profile.name
-        loads = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT} if profile == "rebellions" else {}
+        loads = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT} if cluster.profile.name == "rebellions" else {}
         pod = {"POD_NAME": cluster.driver_pod(), "POD_NAMESPACE": cluster.namespace}
         own = {"DRIVER_CONFIG_DIGEST": NEW_DIGEST, "LOG_FORMAT": "text", "METRICS_TEXTFILE": str(textfile(self))}
-        told = self.by_hand.environment(**own, **loads, **pod)
-        done = subprocess.run(
-            [sys.executable, "-m", "driver_manager", *argv],
-            env={**told, **env},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        done = self.by_hand.called(*argv, **{**own, **loads, **pod, **env})
         return done.returncode, done.stdout
 
     def node(self) -> dict[str, Any]:
@@ -75,30 +63,23 @@ class SandboxPlace:
         told = self.by_hand.environment(NODE_NAME=NODE, METRICS_TEXTFILE=str(textfile(self)), **env)
         with subprocess.Popen([sys.executable, "-m", "driver_manager", "health-watch"], env=told) as process:
             try:
-                wait_until(is_over, "health-watch is done", LIMIT_S)
+                wait_until(is_over, "health-watch is done", 120.0)
             finally:
                 process.terminate()
         profile, roots = self.by_hand.cluster.profile, HostRoots(self.tree.root, *(self.tree.root,) * 3)
         text = HostMarks(roots, profile, FakeClock()).recall()
         notice = notice_due(decode_watch_record(text, self.tree.boot_id), self.tree.boot_id)
         assert notice is not None
-        clock = SystemClock()
-        client = load_client(str(self.by_hand.kubeconfig))
-        announce(KubeCluster(client, NODE, clock, RecordingReporter(), 60.0), RecordingReporter(), profile.keys, notice)
+        client, log = load_client(str(self.by_hand.kubeconfig)), RecordingReporter()
+        announce(KubeCluster(client, NODE, SystemClock(), log, 60.0), log, profile.keys, notice)
 
     def without_pods(self) -> dict[str, str]:
         self.by_hand.cluster.server.deny = [Deny("list", "pods")]
         return {}
 
 
-@contextlib.contextmanager
-def sandbox_place(folder: Path, profile: str) -> Iterator[SandboxPlace]:
-    prepare: Callable[[HostTree], None] = upgradable if profile == "rebellions" else SCENARIOS["ascend-reboot"].prepare
-    with by_hand(folder, prepare, profile) as found:
-        yield SandboxPlace(found)
-
-
 @pytest.mark.parametrize("night", NIGHTS, ids=lambda night: night.name)
 def test_what_happens_at_night_is_the_first_thing_that_is_seen(night: Night, tmp_path: Path) -> None:
-    with sandbox_place(tmp_path, night.profile) as place:
-        check(night, place)
+    prepare = upgradable if night.profile == "rebellions" else SCENARIOS["ascend-reboot"].prepare
+    with by_hand(tmp_path, prepare, night.profile) as found:
+        check(night, SandboxPlace(found))

@@ -11,40 +11,20 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 from msgspec.structs import replace
 
 from driver_manager.domain.node_state import NodeState
 from driver_manager.profiles import builtin
+from driver_manager.sandbox import fleet as story
 from driver_manager.sandbox import loops
 from driver_manager.sandbox.cluster import Process, command_line, environment
-from driver_manager.sandbox.fleet import (
-    FLEET_SCENARIOS,
-    FleetCourse,
-    FleetPlay,
-    FleetScenario,
-    FleetWatcher,
-    NodeRow,
-    Picture,
-    SandboxFleet,
-    Taken,
-    problems,
-)
+from driver_manager.sandbox.fleet import FLEET_SCENARIOS, FleetCourse, FleetScenario, Picture, SandboxFleet
 from driver_manager.sandbox.host import HostTree
-from driver_manager.sandbox.loops import (
-    REBOOT_SCENARIOS,
-    RECOVERY_SCENARIOS,
-    Machine,
-    RecoveryPlay,
-    RecoveryScenario,
-    run_reboot_scenario,
-    run_recovery_scenario,
-)
 from driver_manager.sandbox.scenarios import OLD, SCENARIOS, VENDOR_SCENARIOS, ScenarioReport, run_scenario
 
 pytestmark = pytest.mark.shares(3)
@@ -73,55 +53,37 @@ class Played:
         return [happening.text for happening in self.report.timeline]
 
 
-# Clients: refused without a consent, then each client is restarted once.
-
 CLIENTS = SCENARIOS["clients"]
 
 
-@pytest.fixture(scope="module")
-def clients() -> Played:
-    """The scenario, checked as if no client might be restarted."""
-    played = Played()
-    played.report = run_scenario(replace(CLIENTS, restarts=()), played)
-    return played
-
-
 @pytest.mark.submission
-def test_a_restarted_client_is_reported_and_the_refusal_names_the_client_and_the_option(clients: Played) -> None:
-    assert clients.report.exit_codes == [4, 0]
-    assert CLIENTS.restarts == ("monitoring/npu-exporter", "telemetry/npu-agent")
+def test_a_client_leaves_before_the_swap_or_after_it_is_reported_and_named_by_the_refusal() -> None:
+    clients = Played()
+    clients.report = run_scenario(replace(CLIENTS, restarts=()), clients)  # checked as if none might be restarted
+    assert (clients.report.exit_codes, CLIENTS.restarts) == ([4, 0], ("monitoring/npu-exporter", "telemetry/npu-agent"))
     assert clients.report.problems == [f"restarted clients {list(CLIENTS.restarts)}, expected []"]
     _, refused, _, again, status = clients.chapters
     *_, what, remedy = refused
-    assert "in pod telemetry/npu-agent-" in what
-    assert what.endswith("no pod was disturbed")
-    assert "RESTART_CLIENTS=true" in remedy
-    assert "RESTART_CLIENTS=true" in again[0]
+    assert ("in pod telemetry/npu-agent-" in what, what.endswith("no pod was disturbed")) == (True, True)
+    assert ("RESTART_CLIENTS=true" in remedy, "RESTART_CLIENTS=true" in again[0]) == (True, True)
     assert any("client monitoring/npu-exporter-" in line and line.endswith("was restarted") for line in status)
-
-
-@pytest.mark.submission
-def test_a_client_with_an_open_device_leaves_before_the_swap_and_the_other_one_after_it(clients: Played) -> None:
     texts = clients.texts
     stops = [text.split()[1].rpartition("-")[0] for text in texts if text.endswith("is being stopped")]
     names = [name for name in stops if name.startswith("npu-")]
-    assert names == ["npu-agent", "npu-exporter"], "each once"
+    assert names == ["npu-agent", "npu-exporter"], "each once, and the first one has an open device"
     taken, back = texts.index("journal written"), texts.index("journal removed")
     agent, exporter = (next(n for n, text in enumerate(texts) if text.startswith(f"pod {name}")) for name in names)
     assert taken < agent < back < exporter
 
 
-# Reboots: every line names its node and program.
-
 NAMED = re.compile(r"(?:(?P<node>sandbox-node\S*) +)?(?P<agent>[a-z-]+) +\| (?P<words>.*)")
 MOMENT = re.compile(r"\d\d:\d\d:\d\d\.\d{3} ")
-Line = tuple[str, str, str]
-"""Node, program and words."""
 
 
-def rebooted(name: str) -> tuple[Played, list[Line]]:
+def rebooted(name: str) -> tuple[Played, list[tuple[str, str, str]]]:
+    """The scenario, and node, program and words of each line."""
     played = Played()
-    played.report = run_reboot_scenario(REBOOT_SCENARIOS[name], played)
+    played.report = loops.run_reboot_scenario(loops.REBOOT_SCENARIOS[name], played)
     found = [NAMED.fullmatch(line) for line in played.lines]
     assert all(found), [line for line, one in zip(played.lines, found, strict=True) if one is None]
     assert played.report.problems == []
@@ -158,22 +120,19 @@ def test_with_two_nodes_each_line_and_each_change_names_its_node() -> None:
     assert sum("its first lines" in title for title, *_ in played.chapters) == 1, "both nodes show the same"
 
 
-# Recoveries.
+RELOADED = replace(loops.RECOVERY_SCENARIOS["recovery-reload"], approves=(), steps=("reload.healed",))
 
 
-RELOADED = replace(RECOVERY_SCENARIOS["recovery-reload"], approves=(), steps=("reload.healed",))
-
-
-def recovered(scenario: RecoveryScenario) -> Played:
+def recovered(scenario: loops.RecoveryScenario) -> Played:
     played = Played()
-    played.report = run_recovery_scenario(scenario, played)
+    played.report = loops.run_recovery_scenario(scenario, played)
     return played
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("name", RECOVERY_SCENARIOS)
+@pytest.mark.parametrize("name", loops.RECOVERY_SCENARIOS)
 def test_a_recovery_ends_as_expected(name: str) -> None:
-    played = recovered(RECOVERY_SCENARIOS[name])
+    played = recovered(loops.RECOVERY_SCENARIOS[name])
     assert played.report.problems == []
     users = [line for line in played.lines if "recovery: next step reset: " in line and "trainer (pid 4242)" in line]
     assert len(users) == (name == "recovery-in-use")
@@ -192,12 +151,12 @@ def test_the_next_driver_pod_reloads_the_driver_with_the_same_digest() -> None:
 
 @pytest.mark.submission
 def test_an_approval_is_removed_with_its_wedge_and_a_wrong_course_is_found() -> None:
-    healed = replace(RECOVERY_SCENARIOS["recovery-by-itself"], is_in_use=True, approves=("reset",))
+    healed = replace(loops.RECOVERY_SCENARIOS["recovery-by-itself"], is_in_use=True, approves=("reset",))
     played = recovered(replace(healed, steps=("reset.healed",)))
     assert played.report.problems == ["attempts [], expected ['reset.healed']", "resets: 0, expected 1"]
 
 
-class KilledPlay(RecoveryPlay):
+class KilledPlay(loops.RecoveryPlay):
     """A play in which the sidecar's container is killed at random moments of the recovery, and started again."""
 
     moments: ClassVar[Random]
@@ -207,7 +166,7 @@ class KilledPlay(RecoveryPlay):
         self._kills = [self.moments.uniform(0.0, 0.6), *(self.moments.uniform(0.6, 1.6) for _ in range(3))]
         self._last_s = 0.0
 
-    def _follow(self, machine: Machine) -> None:
+    def _follow(self, machine: loops.Machine) -> None:
         is_wedged = self._cluster.node()["metadata"]["labels"].get(self._keys.state) == NodeState.WEDGED.value
         if is_wedged and not self._last_s:
             self._last_s = time.monotonic()
@@ -243,8 +202,6 @@ def test_a_reload_is_done_once_although_its_container_is_killed(seed: int, monke
     assert recovered(replace(RELOADED, automatic="reload")).report.problems == []
 
 
-# Vendors: the order of modules, what is paused and restored, and the probe.
-
 VENDORS = {scenario.name: scenario for scenario in VENDOR_SCENARIOS}
 WRONG = ("nothing happens",)
 
@@ -264,32 +221,17 @@ SWITCHED = {
 }
 """Expected changes of labels, cordon and pods besides journal, state and the mark of the cordon."""
 
-PROBED = {
-    "amd-reboot": "listed",
-    "tenstorrent-upgrade": "answering",
-    "gaudi-upgrade": "listed",
-    "furiosa-upgrade": "alive",
-}
-
-
-@pytest.fixture(scope="module", params=VENDORS)
-def vendor(request: pytest.FixtureRequest) -> Played:
-    """A scenario that is checked against a wrong kernel log."""
-    played = Played()
-    played.report = run_scenario(replace(VENDORS[request.param], kernel=WRONG), played)
-    return played
+PROBED = {"amd-reboot": "listed", "gaudi-upgrade": "listed", "furiosa-upgrade": "alive"}
+PROBED |= {"tenstorrent-upgrade": "answering"}
 
 
 @pytest.mark.submission
-def test_the_modules_go_and_come_in_the_vendors_order(vendor: Played) -> None:
-    kernel = VENDORS[vendor.report.scenario.name].kernel
-    assert vendor.report.problems == [f"the kernel reports {list(kernel)}, expected {list(WRONG)}"]
-
-
-@pytest.mark.submission
-def test_what_is_paused_is_restored_around_the_swap(vendor: Played) -> None:
-    name, texts = vendor.report.scenario.name, vendor.texts
-    keys = builtin()[VENDORS[name].profile].keys
+@pytest.mark.parametrize("name", VENDORS)
+def test_a_vendors_modules_go_in_its_order_while_its_users_are_paused_and_its_parser_sees_the_device(name: str) -> None:
+    vendor = Played()
+    vendor.report = run_scenario(replace(VENDORS[name], kernel=WRONG), vendor)
+    assert vendor.report.problems == [f"the kernel reports {list(VENDORS[name].kernel)}, expected {list(WRONG)}"]
+    keys, texts = builtin()[VENDORS[name].profile].keys, vendor.texts
     shown = (keys.state, keys.version, "outcome ")
     apart = (keys.journal, keys.cordon, *shown, keys.upgrade_state, "module ", "journal ")
     seen = [
@@ -302,21 +244,12 @@ def test_what_is_paused_is_restored_around_the_swap(vendor: Played) -> None:
     assert seen == SWITCHED[name]
     taken, *_, back = (at for at, text in enumerate(texts) if not text.startswith(("module ", name)))
     swap = [at for at, text in enumerate(texts) if text.startswith("module ")]
-    assert taken < swap[0]
-    assert swap[-1] < back
-
-
-@pytest.mark.submission
-def test_the_vendors_own_parser_finds_the_device_healthy(vendor: Played) -> None:
+    assert taken < swap[0] <= swap[-1] < back
     title, headline, *lines = vendor.chapters[-1]
-    assert title == "driver-manager status --probe"
-    assert headline.startswith("ready since ")
-    healthy = f"(probe: healthy: 1 device(s) {PROBED[vendor.report.scenario.name]}, sampled "
-    assert any(healthy in line for line in lines)
+    assert (title, headline[:12]) == ("driver-manager status --probe", "ready since ")
+    assert any(f"(probe: healthy: 1 device(s) {PROBED[name]}, sampled " in line for line in lines)
     assert any(line.split() == ["journal", "none:", "the", "node", "is", "not", "taken"] for line in lines)
 
-
-# A fleet: its course and end, and a wrong course for each check.
 
 FLEET = FLEET_SCENARIOS["fleet"]
 SMALL = replace(FLEET, nodes=FLEET.nodes[:2])
@@ -335,51 +268,43 @@ class Listener:
         self.news += news
 
 
-@dataclass
-class Stage:
-    """A scenario that is ready to be played; `report` is set by the fixture `played`."""
+class Stage(NamedTuple):
+    """A scenario that is ready to be played."""
 
     fleet: SandboxFleet
-    watcher: FleetWatcher
-    play: FleetPlay
+    watcher: story.FleetWatcher
+    play: story.FleetPlay
     show: Listener
-    report: ScenarioReport | None = None
 
 
 @contextlib.contextmanager
 def stage(scenario: FleetScenario, folder: Path) -> Generator[Stage, None, None]:
     show = Listener()
-    with (
-        SandboxFleet(scenario, builtin()["rebellions"], folder, show.line) as fleet,
-        FleetWatcher(fleet, show) as watcher,
-    ):
-        yield Stage(fleet, watcher, FleetPlay(scenario, fleet, watcher, show), show)
+    fleet = SandboxFleet(scenario, builtin()["rebellions"], folder, show.line)
+    with fleet, story.FleetWatcher(fleet, show) as watcher:
+        yield Stage(fleet, watcher, story.FleetPlay(scenario, fleet, watcher, show), show)
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, ScenarioReport]]:
     with stage(FLEET, tmp_path_factory.mktemp("fleet")) as found:
-        found.report = found.play.report()
-        yield found
+        yield found, found.play.report()
 
 
 @pytest.mark.submission
-def test_a_bad_driver_is_undone_and_a_good_one_reaches_all_nodes_in_real_runs(played: Stage) -> None:
-    report, show = played.report, played.show
-    assert report is not None
+def test_a_bad_driver_is_undone_and_a_good_one_reaches_all_nodes_in_real_runs(played: Any) -> None:
+    (_, watcher, _, show), report = played
     assert report.problems == []
-    assert report.after is not None
     assert (report.after.driver, report.after.digest) == (FLEET.good.version, FLEET.good.digest)
     _, bad, look, back, good = show.chapters
-    assert ("status" in look, "undo" in back) == (True, True)
-    assert (FLEET.bad.version in bad, FLEET.good.version in good) == (True, True)
+    assert ["status" in look, "undo" in back, FLEET.bad.version in bad, FLEET.good.version in good] == [True] * 4
     failed, undone, upgraded = (line for line in show.lines if "done: driver" in line or "error: module" in line)
     assert "cannot be loaded" in failed
     assert f"driver {FLEET.old.version} " in undone
     assert f"driver {FLEET.good.version} " in upgraded
     texts = [one.text for one in report.timeline]
     assert len(show.news) == len(texts) > 0, "each change is shown once"
-    assert show.pictures[-1] == played.watcher.course.end
+    assert show.pictures[-1] == watcher.course.end
     assert show.news[-1].endswith(show.pictures[-1].headline)
     assert not [text for text, after in itertools.pairwise(texts) if text == after]
 
@@ -429,10 +354,7 @@ SPOILED: dict[str, tuple[str, Spoil]] = {
     "the halt names no node": ("the halt shows", changed(halted="held: no module")),
     "the halt shows no reason": ("the halt shows", changed(halted=f"failed: {CANARY}")),
     "status reports success at the halt": ("rollout status and undo", changed(answers=(0, 0))),
-    "the undo is refused": (
-        "rollout status and undo",
-        lambda course: replace(course, answers=(*course.answers[:1], 2)),
-    ),
+    "the undo is refused": ("rollout status and undo", lambda one: replace(one, answers=(*one.answers[:1], 2))),
     "it is not undone": ("after the undo", row("undone", CANARY, driver=FLEET.bad.version)),
     "a node is down after it": ("after the undo", row("undone", OTHER, pod="Terminating")),
     "a node is restarted for the undo without need": ("for the undo", one_more_pod(OTHER, FLEET.old.version)),
@@ -444,18 +366,15 @@ SPOILED: dict[str, tuple[str, Spoil]] = {
     "one too many at once": ("were under way", lambda course: replace(course, most_at_once=course.most_at_once + 1)),
     "one at a time": ("were under way", changed(most_at_once=1)),
     "a label has another state": ("the labels are", row("end", OTHER, upgrade="validation-required")),
-    "the object is not ready": (
-        "the object's conditions",
-        lambda course: replace(course, shown={**course.shown, "Ready": "False"}),
-    ),
+    "it is not ready": ("the object's conditions", lambda one: replace(one, shown={**one.shown, "Ready": "False"})),
     "the controller fails": ("the controller ended", changed(controller_status=1)),
 }
 
 
 @pytest.mark.submission
 @pytest.mark.parametrize(("what", "spoil"), SPOILED.values(), ids=SPOILED.keys())
-def test_a_wrong_course_is_found(what: str, spoil: Spoil, played: Stage) -> None:
-    found = problems(FLEET, spoil(copy.deepcopy(played.watcher.course)))
+def test_a_wrong_course_is_found(what: str, spoil: Spoil, played: tuple[Stage, ScenarioReport]) -> None:
+    found = story.problems(FLEET, spoil(copy.deepcopy(played[0].watcher.course)))
     assert any(what in one for one in found), found
 
 
@@ -465,23 +384,21 @@ def test_a_wrong_course_is_found(what: str, spoil: Spoil, played: Stage) -> None
     [{"driver": FLEET.old.version}, {"digest": ""}, {"journal": True}, {"cordoned": True}, {"labels": {}}],
     ids=lambda change: next(iter(change)),
 )
-def test_a_wrong_end_of_the_real_runs_is_found(change: dict[str, Any], played: Stage) -> None:
-    assert played.report is not None
-    assert played.report.after is not None
-    before, after = played.report.before, played.report.after
-    assert played.play._left_on_host(before, after) == []
-    assert played.play._left_on_host(before, replace(after, **change)) != []
+def test_a_wrong_end_of_the_real_runs_is_found(change: dict[str, Any], played: Any) -> None:
+    (_, _, play, _), report = played
+    assert play._left_on_host(report.before, report.after) == []
+    assert play._left_on_host(report.before, replace(report.after, **change)) != []
 
 
 def test_a_controller_that_ends_by_itself_ends_the_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stage(SMALL, tmp_path) as small:
         fleet = small.fleet
         env = environment(fleet.tree, fleet.kubeconfig, "", {})
-        monkeypatch.setattr(
-            fleet,
-            "rollout_command",
-            lambda say, *_: Process(command_line("--version"), env, fleet.tree.root, say, lambda _: fleet.store.wake()),
-        )
+
+        def ends(say: Any, *_: object) -> Process:
+            return Process(command_line("--version"), env, fleet.tree.root, say, lambda _: fleet.store.wake())
+
+        monkeypatch.setattr(fleet, "rollout_command", ends)
         report = small.play.report()
     assert report.problems == [f"the controller ended before Complete of driver {FLEET.old.version}"]
 
@@ -491,7 +408,7 @@ def test_a_node_that_comes_back_with_a_driver_that_does_not_load_crashes_like_th
     with stage(SMALL, tmp_path) as small:
         fleet, name = small.fleet, SMALL.nodes[1]
 
-        def pod() -> NodeRow:
+        def pod() -> story.NodeRow:
             return small.watcher.picture.rows[1]
 
         fleet.set_release(SMALL.bad)
@@ -501,4 +418,4 @@ def test_a_node_that_comes_back_with_a_driver_that_does_not_load_crashes_like_th
         fleet.store.wait_until(lambda: small.watcher.picture.rows[1:] != () and pod().pod == crashes, "a crash", 75.0)
         assert (pod().node, pod().driver) == (name, SMALL.bad.version)
     assert small.watcher.course.pods == {(name, SMALL.bad.version): 1}
-    assert small.watcher.course.taken == list[Taken]()
+    assert small.watcher.course.taken == list[story.Taken]()
