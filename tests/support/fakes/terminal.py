@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SILENT_S = 300.0
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
@@ -38,22 +37,22 @@ def on_terminal(
     """Run a command whose three streams are a terminal of `columns` and 40 lines, in which `typed` was typed."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    settings = {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"}
+    settings = {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "40", **env}
     with os.fdopen(master, "r+b", buffering=0) as ours:
         ours.write(typed.encode())
         process = subprocess.Popen(
-            argv, stdin=slave, stdout=slave, stderr=slave, env={**settings, **env}, cwd=folder, start_new_session=True
+            argv, stdin=slave, stdout=slave, stderr=slave, env=settings, cwd=folder, start_new_session=True
         )
         os.close(slave)
         said = b""
         while True:
-            if not select.select([ours], [], [], SILENT_S)[0]:
+            if not select.select([ours], [], [], 300.0)[0]:
                 process.kill()
-                raise TimeoutError(f"{argv} has printed nothing for {SILENT_S:g} s, after {said.decode()!r}")
+                raise TimeoutError(f"{argv} has printed nothing for five minutes, after {said.decode()!r}")
             try:
                 more = ours.read(65536)
             except OSError as error:
-                if error.errno != errno.EIO:  # how Linux says that nobody has the terminal open any more
+                if error.errno != errno.EIO:  # how Linux says that no process has the terminal open any more
                     raise
                 break
             if not more:

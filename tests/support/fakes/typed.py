@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
+from urllib.error import HTTPError, URLError
 
 import pytest
 
@@ -65,3 +67,15 @@ def called(env: Mapping[str, str], *words: str, **options: Any) -> subprocess.Co
     argv = [sys.executable, "-m", "driver_manager", *words]
     known: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": BOUND_S}
     return subprocess.run(argv, env=env, text=True, check=False, **{**known, **options})
+
+
+def get(port: int, path: str, timeout_s: float = 100.0) -> tuple[int, str]:
+    """Status and body of what a command serves on loopback, 0 while it does not listen. Raises TimeoutError."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=timeout_s) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except URLError:
+        return 0, ""

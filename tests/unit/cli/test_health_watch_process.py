@@ -11,8 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,17 +21,18 @@ from msgspec.structs import replace
 from driver_manager.adapters.host.notes import load_text
 from driver_manager.adapters.process import supervisor
 from driver_manager.adapters.process.tools import this_process
-from driver_manager.cli.main import run
 from driver_manager.domain.baseline import Baseline, encode
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.health.watch import History, encode_watch_record
 from driver_manager.domain.host import DeviceVerdict, Health
+from tests.support.deploy.prometheus import free_port
 from tests.support.fakes.ascend_tree import AscendTree
 from tests.support.fakes.builders import PROFILES
 from tests.support.fakes.host_documents import roots_of
 from tests.support.fakes.host_folders import is_alive
 from tests.support.fakes.npu_smi_tool import ADDRESSES
 from tests.support.fakes.pace import patient
+from tests.support.fakes.typed import Prompt, get, slow
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +46,10 @@ def tree(tmp_path: Path) -> AscendTree:
     return AscendTree(tmp_path)
 
 
-def once(tree: AscendTree, capfd: pytest.CaptureFixture[str], *more: str, timeout: str = "60s") -> dict[str, Any]:
+def once(tree: AscendTree, prompt: Prompt, *more: str, timeout: str = "60s") -> dict[str, Any]:
     """What `--once -o json` prints; its exit code is checked to be the one it names."""
-    code = run(["health-watch", "--once", "-o", "json", *tree.options, "--timeout", timeout, *more])
-    body: dict[str, Any] = json.loads(capfd.readouterr().out)
+    code, out, _ = prompt("health-watch --once -o json", *tree.options, "--timeout", timeout, *more)
+    body: dict[str, Any] = json.loads(out)
     assert body["exitCode"] == code
     return body
 
@@ -68,18 +67,15 @@ VERDICTS = {
 CODES = {"healthy": ExitCode.DONE, "unhealthy": ExitCode.MODULE_FAILED, "unknown": ExitCode.PREFLIGHT_FAILED}
 
 
-@pytest.mark.submission
-@pytest.mark.shares(3)
+@slow
 @pytest.mark.parametrize("mood", VERDICTS)
-def test_a_tool_gets_the_right_verdict(tree: AscendTree, capfd: pytest.CaptureFixture[str], mood: str) -> None:
+def test_a_tool_gets_the_right_verdict(tree: AscendTree, prompt: Prompt, mood: str) -> None:
     tree.tool.be(mood)
     machine, said = VERDICTS[mood]
     # A busy machine may take long to start a tool, so that only one that hangs has little time.
-    body = once(tree, capfd, timeout="500ms" if said.startswith("timed out") else "60s")
-    assert (body["health"], body["exitCode"]) == (machine, CODES[machine])
-    assert said in body["reason"]
-    assert tree.is_ready, "a look changes nothing"
-    assert tree.marker is None
+    body = once(tree, prompt, timeout="500ms" if said.startswith("timed out") else "60s")
+    assert (body["health"], body["exitCode"], said in body["reason"]) == (machine, CODES[machine], True)
+    assert (tree.is_ready, tree.marker) == (True, None), "a look changes nothing"
 
 
 BAD_BEFORE = DeviceVerdict("npu 0 chip 0", Health.UNHEALTHY, "Critical", ADDRESSES[0])
@@ -96,95 +92,83 @@ LOADED = "1"
         (Baseline("boot-1", load="earlier", served=("0000:ff:00.0",)), "healthy", "unhealthy", "0000:ff:00.0 is lost"),
     ],
 )
-def test_one_sample_is_compared_with_the_last_swap_as_the_loops_samples_are(  # a table
-    tree: AscendTree, capfd: pytest.CaptureFixture[str], before: Baseline, mood: str, health: str, reason: str
+def test_one_sample_is_compared_with_the_last_swap_as_the_loops_samples_are(
+    tree: AscendTree, prompt: Prompt, before: Baseline, mood: str, health: str, reason: str
 ) -> None:
     profile = PROFILES["ascend"]
     load = load_text(roots_of(tree.root), profile.modules) if before.load == LOADED else before.load
     tree.put(profile.paths.baseline.lstrip("/"), encode(replace(before, load=load)))
     tree.tool.be(mood)
-    body = once(tree, capfd)
+    body = once(tree, prompt)
     assert (body["health"], reason in body["reason"]) == (health, True)
 
 
-def test_another_driver_root_can_be_named(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_driver_root_can_be_named(tree: AscendTree, prompt: Prompt) -> None:
     (tree.root / "usr/local").mkdir(parents=True)
     (tree.root / "var/lib/Ascend").rename(tree.root / "usr/local/Ascend")
     tree.tool.path.unlink(missing_ok=True)
-    assert once(tree, capfd)["health"] == "unknown"
+    assert once(tree, prompt)["health"] == "unknown"
     moved = tree.root / "usr/local/Ascend/driver/tools"
-    (moved / "npu-smi").write_text((moved / "npu-smi").read_text().replace("/var/lib/Ascend", "/usr/local/Ascend"))
-    (moved / "mood").write_text((moved / "mood").read_text().replace("/var/lib/Ascend", "/usr/local/Ascend"))
-    assert once(tree, capfd, "--driver-root", "/usr/local/Ascend/driver")["health"] == "healthy"
+    for file in (moved / "npu-smi", moved / "mood"):
+        file.write_text(file.read_text().replace("/var/lib/Ascend", "/usr/local/Ascend"))
+    assert once(tree, prompt, "--driver-root", "/usr/local/Ascend/driver")["health"] == "healthy"
 
 
-def test_a_tool_that_is_missing_or_a_link_in_circles_is_unknown(
-    tree: AscendTree, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tool_that_is_missing_or_a_link_in_circles_is_unknown(tree: AscendTree, prompt: Prompt) -> None:
     tree.tool.path.unlink()
-    assert once(tree, capfd)["reason"] == "npu-smi is not in /var/lib/Ascend/driver"
+    assert once(tree, prompt)["reason"] == "npu-smi is not in /var/lib/Ascend/driver"
     tree.tool.path.symlink_to("npu-smi")
-    body = once(tree, capfd)
+    body = once(tree, prompt)
     assert (body["health"], "symbolic links" in body["reason"]) == ("unknown", True)
 
 
-def test_people_get_text_with_a_line_per_device(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
+def test_people_get_text_with_a_line_per_device(tree: AscendTree, prompt: Prompt) -> None:
     tree.tool.be("critical")
-    assert run(["health-watch", "--once", *tree.options]) == ExitCode.MODULE_FAILED
-    assert capfd.readouterr().out.splitlines()[:2] == [
-        "unhealthy: npu 0 chip 0 is Critical",
-        "  npu 0 chip 0 0000:c1:00.0: unhealthy (Critical)",
-    ]
-
-
-# what bad input gets
+    code, out, _ = prompt("health-watch --once", *tree.options)
+    device = "  npu 0 chip 0 0000:c1:00.0: unhealthy (Critical)"
+    assert (code, out.splitlines()[:2]) == (ExitCode.MODULE_FAILED, ["unhealthy: npu 0 chip 0 is Critical", device])
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--interval", "0"], "--interval is 0 seconds"),
-        (["--metrics-textfile", "/no/such/folder/x.prom"], "the folder of --metrics-textfile"),
-        (["--timeout", "0s"], "--timeout is 0 seconds"),
-        (["--failures", "0"], "0 is not in the range"),
-        (["--failures", "many"], "'many' is not a valid integer"),
-        (["--interval", "soon"], "'soon' is not a duration"),
-        (["--metrics-addr", "nowhere"], "'nowhere' is not an address such as :9400"),
-        (["--metrics-addr", ":99999"], "':99999' is not an address"),
-        (["--profile", "none"], "there is no profile 'none'"),
-        (["EVIDENCE_DIR=evidence"], "EVIDENCE_DIR is 'evidence', which is not a path on the host"),
-        (["PROC_ROOT=/absent"], "cannot read /absent/sys/kernel/random/boot_id"),
+        ("--interval 0", "--interval is 0 seconds"),
+        ("--metrics-textfile /no/such/folder/x.prom", "the folder of --metrics-textfile"),
+        ("--timeout 0s", "--timeout is 0 seconds"),
+        ("--failures 0", "0 is not in the range"),
+        ("--failures many", "'many' is not a valid integer"),
+        ("--interval soon", "'soon' is not a duration"),
+        ("--metrics-addr nowhere", "'nowhere' is not an address such as :9400"),
+        ("--metrics-addr :99999", "':99999' is not an address"),
+        ("--profile none", "there is no profile 'none'"),
+        ("EVIDENCE_DIR=evidence", "EVIDENCE_DIR is 'evidence', which is not a path on the host"),
+        ("PROC_ROOT=/absent", "cannot read /absent/sys/kernel/random/boot_id"),
+        ("", "the profile ascend has no probe"),
     ],
 )
-def test_a_bad_option_is_two_lines_and_exit_code_two(
-    tree: AscendTree, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more: list[str], said: str
+def test_a_bad_option_and_a_profile_without_a_probe_are_two_lines_and_exit_code_two(
+    tree: AscendTree, prompt: Prompt, monkeypatch: pytest.MonkeyPatch, more: str, said: str
 ) -> None:
-    if not more[0].startswith("--"):
-        monkeypatch.setenv(*more.pop().split("="))
-    assert run(["health-watch", "--once", *tree.options, *more]) == ExitCode.USAGE
-    lines = [json.loads(line)["message"] for line in capfd.readouterr().err.splitlines()]
-    assert said in lines[0]
-    assert lines[1].startswith("what to do: ")
+    if not more:
+        text = tree.profile.read_text()
+        tree.profile.write_text(text[: text.index("[probe]")].replace('recovery = ["reboot"]\n', ""))
+    elif not more.startswith("--"):
+        monkeypatch.setenv(*more.split("="))
+        more = ""
+    code, _, err = prompt("health-watch --once", *tree.options, *more.split())
+    what, remedy = (json.loads(line)["message"] for line in err.splitlines())
+    assert (code, said in what, remedy.startswith("what to do: ")) == (ExitCode.USAGE, True, True), what
 
 
-def test_a_profile_without_a_probe_cannot_be_watched(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
-    text = tree.profile.read_text()
-    tree.profile.write_text(text[: text.index("[probe]")].replace('recovery = ["reboot"]\n', ""))
-    assert run(["health-watch", "--once", *tree.options]) == ExitCode.USAGE
-    assert "the profile ascend has no probe" in capfd.readouterr().err
-
-
-def test_a_look_by_hand_leaves_a_stuck_probe_alone_too(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_look_by_hand_leaves_a_stuck_probe_alone_too(tree: AscendTree, prompt: Prompt) -> None:
     left = this_process("")
     tree.put("run/ascend/health-watch.json", encode_watch_record(History(stuck=left), "boot-1"))
-    body = once(tree, capfd)
+    body = once(tree, prompt)
     assert (body["health"], tree.tool.starts) == ("unhealthy", [])
     assert f"(process {left.pid}) is stuck in the kernel" in body["reason"]
     tree.put("run/ascend/health-watch.json", encode_watch_record(History(stuck=left), "boot-0"))
-    assert once(tree, capfd)["health"] == "healthy"
+    assert once(tree, prompt)["health"] == "healthy"
 
-
-# the watch as it runs in the cluster: a real process in its lean interpreter, a real tool, real signals
 
 BOUND_S = 100.0
 INTERVAL = ("--interval", "50ms")
@@ -193,19 +177,12 @@ INTERVAL = ("--interval", "50ms")
 class Watch:
     """A running `health-watch`; its log is in a file."""
 
-    def __init__(
-        self,
-        tree: AscendTree,
-        folder: Path,
-        *options: str,
-        env: dict[str, str] | None = None,
-        stderr: int | None = None,
-    ) -> None:
-        self.log = folder / f"log-{len(list(folder.glob('log-*')))}"
+    def __init__(self, tree: AscendTree, log: Path, *options: str, env: Any = None, stderr: int | None = None) -> None:
+        self.log = log
         argv = [sys.executable, "-m", "driver_manager", "health-watch", *tree.options, *options]
         environment = {"PATH": os.environ["PATH"], "TERMINATION_LOG": "/absent", **(env or {})}
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(argv, stderr=log if stderr is None else stderr, env=environment)
+        with self.log.open("w") as file:
+            self.process = subprocess.Popen(argv, stderr=file if stderr is None else stderr, env=environment)
         self.tell = self.process.send_signal
 
     @property
@@ -240,7 +217,7 @@ def start(tree: AscendTree, tmp_path: Path) -> Iterator[Start]:
     started: list[Watch] = []
 
     def begin(*options: str, **more: Any) -> Watch:
-        started.append(Watch(tree, tmp_path, *options, **more))
+        started.append(Watch(tree, tmp_path / f"log-{len(started)}", *options, **more))
         return started[-1]
 
     yield begin
@@ -253,9 +230,7 @@ def start(tree: AscendTree, tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.submission
-def test_a_wedge_is_declared_at_the_third_failure_kept_as_evidence_and_withdrawn_when_the_chip_recovers(
-    tree: AscendTree, start: Start
-) -> None:
+def test_a_wedge_is_declared_at_the_third_failure_with_evidence_and_withdrawn(tree: AscendTree, start: Start) -> None:
     tree.put("dev/kmsg", "6,1,5,-;davinci: heartbeat lost\n")
     tree.put("dev/davinci0", "")
     (tree.root / "proc/4711/fd").mkdir(parents=True)
@@ -263,34 +238,27 @@ def test_a_wedge_is_declared_at_the_third_failure_kept_as_evidence_and_withdrawn
     tree.tool.be("critical")
     watch = start(*INTERVAL, "--node-name", "node-1")
     watch.says("evidence is in /var/lib/driver-manager/evidence/")
-    assert [line.partition(":")[0] for line in watch.lines if "→" in line] == [
-        "starting → suspect(1)",
-        "suspect(1) → suspect(2)",
-        "suspect(2) → wedged",
-    ]
-    assert not tree.is_ready
+    turns = [line.partition(":")[0] for line in watch.lines if "→" in line]
+    assert turns == ["starting → suspect(1)", "suspect(1) → suspect(2)", "suspect(2) → wedged"]
     marker = tree.marker
     assert marker is not None
+    assert not tree.is_ready
     written = (marker.reason, marker.writer, marker.boot_id, marker.node)
     assert written == ("recovery", "health-watch", "boot-1", "node-1")
     assert [line.split(" ", 1)[1] for line in marker.evidence] == ["unhealthy: npu 0 chip 0 is Critical"] * 3
     (file,) = (tree.root / "var/lib/driver-manager/evidence").iterdir()
     assert re.fullmatch(r"[0-9]+-ascend-wedge\.txt", file.name)
     text = file.read_text()
-    for seen in ("is Critical", "Critical      |", "davinci: heartbeat lost", "use the device:", "4711"):
-        assert seen in text
+    seen = ("is Critical", "Critical      |", "davinci: heartbeat lost", "use the device:", "4711")
+    assert [words for words in seen if words not in text] == []
     tree.tool.be("healthy")
     watch.says("done: restore the ready marker")
-    assert (tree.is_ready, tree.marker) == (True, None)
-    assert watch.end()[0] == 0
+    assert (tree.is_ready, tree.marker, watch.end()[0]) == (True, None, 0)
 
 
-@pytest.mark.submission
-@pytest.mark.shares(3)
+@slow
 @pytest.mark.parametrize("mood", ["healthy", "hang", "hang ignoring TERM"])
-def test_sigterm_ends_within_a_second_and_leaves_markers_and_no_process(
-    tree: AscendTree, start: Start, mood: str
-) -> None:
+def test_sigterm_ends_watch_and_probe_in_a_second_without_a_change(tree: AscendTree, start: Start, mood: str) -> None:
     tree.tool.be("critical")
     watch = start(*INTERVAL)
     watch.says("done: write the recovery marker")
@@ -301,15 +269,13 @@ def test_sigterm_ends_within_a_second_and_leaves_markers_and_no_process(
         watch.says("done: restore the ready marker")
     before = (tree.is_ready, tree.marker)
     status, took_s = watch.end()
-    assert status == 0
     assert took_s < patient(1.0)
-    assert (tree.is_ready, tree.marker) == before
+    assert (status, tree.is_ready, tree.marker) == (0, *before)
     assert "markers stay as they are" in watch.lines[-1]
     wait_until(lambda: not any(map(is_alive, tree.tool.starts)), lambda: "no probe is left")
 
 
-@pytest.mark.submission
-@pytest.mark.shares(3)
+@slow
 def test_a_log_that_nobody_reads_delays_neither_samples_nor_the_end(tree: AscendTree, start: Start) -> None:
     reader, writer = os.pipe()
     os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))
@@ -327,8 +293,7 @@ def test_a_log_that_nobody_reads_delays_neither_samples_nor_the_end(tree: Ascend
     assert took_s < patient(1.5)
 
 
-@pytest.mark.submission
-@pytest.mark.shares(3)
+@slow
 @pytest.mark.parametrize(
     ("env", "said", "count"),
     [
@@ -338,9 +303,7 @@ def test_a_log_that_nobody_reads_delays_neither_samples_nor_the_end(tree: Ascend
     ],
     ids=["off", "another folder", "no folder"],
 )
-def test_evidence_is_kept_where_it_is_wanted(
-    tree: AscendTree, start: Start, env: dict[str, str], said: str, count: int
-) -> None:
+def test_evidence_is_kept_where_it_is_wanted(tree: AscendTree, start: Start, env: Any, said: str, count: int) -> None:
     tree.put("var/lib/driver-manager", "a file")
     tree.tool.be("critical")
     watch = start(*INTERVAL, env=env)
@@ -370,14 +333,12 @@ def test_a_profile_that_is_no_good_at_sighup_keeps_the_old_one(tree: AscendTree,
     tree.profile.write_text("name = 1\n")
     watch.tell(signal.SIGHUP)
     watch.says("not reloaded, continuing as before")
-    assert "name is 1, expected letters, digits, dots and dashes" in watch.lines[-1]
-    assert "Fix the file;" in watch.lines[-1]
+    assert re.search("name is 1, expected letters, digits, dots and dashes.*Fix the file;", watch.lines[-1])
     tree.tool.be("critical")
     watch.says("suspect(2) → wedged")
 
 
-@pytest.mark.submission
-@pytest.mark.shares(3)
+@slow
 def test_sighups_without_end_neither_kill_it_nor_keep_it_from_watching(tree: AscendTree, start: Start) -> None:
     port = free_port()
     watch = start(*INTERVAL, "--metrics-addr", f"127.0.0.1:{port}")
@@ -393,29 +354,10 @@ def test_sighups_without_end_neither_kill_it_nor_keep_it_from_watching(tree: Asc
     tree.write_profile(parser="exit-status")
     watch.tell(signal.SIGHUP)
     watch.says("healthy: exit status 0")
-    assert get(port, "/healthz")[0] == 200
-    assert watch.end()[0] == 0
+    assert (get(port, "/healthz")[0], watch.end()[0]) == (200, 0)
 
 
-def get(port: int, path: str, timeout_s: float = BOUND_S) -> tuple[int, str]:
-    """Status and body of a GET."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=timeout_s) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def test_metrics_are_served_by_one_thread_with_one_library_and_a_hung_probe_does_not_stop_them(
-    tree: AscendTree, start: Start
-) -> None:
+def test_one_thread_serves_metrics_with_one_library_while_a_probe_hangs(tree: AscendTree, start: Start) -> None:
     port = free_port()
     # On a busy machine the answer takes its time, and the probe has to hang until it is there.
     watch = start(*INTERVAL, "--timeout", f"{BOUND_S * 2:g}s", "--metrics-addr", f"127.0.0.1:{port}")
@@ -428,8 +370,7 @@ def test_metrics_are_served_by_one_thread_with_one_library_and_a_hung_probe_does
     assert get(port, "/nothing")[0] == 404
     process = Path(f"/proc/{watch.process.pid}")
     fields = dict(re.findall(r"^(\w+):\s+(\d+)", (process / "status").read_text(), re.MULTILINE))
-    assert fields["Threads"] == "1"
-    assert int(fields["VmRSS"]) <= 16 * 1024, "KiB"
+    assert (fields["Threads"], int(fields["VmRSS"]) <= 16 * 1024) == ("1", True), fields["VmRSS"]
     libraries = set(re.findall(r"site-packages/(\w+)", (process / "maps").read_text()))
     assert libraries == {"msgspec"}, "no other library has a compiled part loaded"
     tree.tool.be("hang")
@@ -451,13 +392,11 @@ def test_an_address_in_use_is_two_lines_and_exit_code_two(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         watch = start(*INTERVAL, "--metrics-addr", f"127.0.0.1:{taken.getsockname()[1]}")
         assert watch.process.wait(BOUND_S) == 2
-    assert "cannot listen on" in watch.lines[0]
-    assert watch.lines[1] == "what to do: Choose another address."
+    what, remedy = watch.lines
+    assert ("cannot listen on" in what, remedy) == (True, "what to do: Choose another address.")
 
 
-def test_at_each_turn_systemd_is_told_and_the_textfile_is_replaced_whole(
-    tree: AscendTree, start: Start, tmp_path: Path
-) -> None:
+def test_each_turn_notifies_systemd_and_replaces_the_textfile(tree: AscendTree, start: Start, tmp_path: Path) -> None:
     textfile, address = tmp_path / "collector/npu.prom", str(tmp_path / "notify")
     textfile.parent.mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
@@ -466,8 +405,7 @@ def test_at_each_turn_systemd_is_told_and_the_textfile_is_replaced_whole(
         watch = start(*INTERVAL, "--metrics-textfile", str(textfile), env={"NOTIFY_SOCKET": address})
         for _ in range(2):
             said = systemd.recv(4096).decode().split("\n")
-            assert said[:2] == ["READY=1", "WATCHDOG=1"]
-            assert said[2].startswith("STATUS=healthy")
+            assert (said[:2], said[2][:14]) == (["READY=1", "WATCHDOG=1"], "STATUS=healthy")
         watch.says("starting → healthy")
         wait_until(textfile.exists, lambda: "the textfile")
         assert 'driver_manager_health_state{state="healthy"} 1.0\n' in textfile.read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import json
 import os
 import re
@@ -11,59 +10,39 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.cli.main import run
 from driver_manager.cli.rebooter_idle import become_command
 from driver_manager.domain.errors import ExitCode, Terminated
 from driver_manager.domain.host import Marker, encode_marker
 from driver_manager.domain.reboot.state import Attempt, Record
 from driver_manager.domain.reboot.state import encode_reboot_record as encode_record
-from driver_manager.profiles import builtin
-from driver_manager.sandbox.cluster import NODE, SandboxCluster
+from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.host import HostTree
+from tests.support.control_plane.api import wait_until
 from tests.support.fakes.builders import ASCEND
 from tests.support.fakes.pace import patient
+from tests.support.fakes.sandboxed import ByHand, by_hand
+from tests.support.fakes.typed import Prompt, called, slow
 
 ROOT = "/var/lib/Ascend/driver"
 REPOSITORY = Path(__file__).parents[3]
 TIMEOUT_S = 100.0
 
 
-@dataclass
 class Node:
     """A sandbox node and the environment of a rebooter on it."""
 
-    tree: HostTree
-    cluster: SandboxCluster
-    folder: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {
-            "PATH": f"{self.tree.bin}:{os.environ['PATH']}",
-            "PYTHONPATH": str(REPOSITORY),
-            "KUBECONFIG": str(self.cluster.kubeconfig),
-            "NODE_NAME": NODE,
-            "HOST_ROOT": str(self.tree.root),
-            "LOG_FORMAT": "json",
-            "REBOOTER_INTERVAL": "0.05s",
-            "DRIVER_CONFIG_DIGEST": "wanted",
-        }
-
-    @property
-    def marker(self) -> Path:
-        return self.path(ASCEND.paths.reboot_marker)
-
-    @property
-    def record(self) -> Path:
-        return self.path(ASCEND.paths.rebooter_record)
+    def __init__(self, hand: ByHand) -> None:
+        self.tree, self.cluster, self.folder = hand.tree, hand.cluster, hand.tree.root.parent
+        self.started: list[subprocess.Popen[str]] = []
+        self.marker, self.record = map(self.path, (ASCEND.paths.reboot_marker, ASCEND.paths.rebooter_record))
+        known = {"REBOOTER_INTERVAL": "0.05s", "DRIVER_CONFIG_DIGEST": "wanted", "PYTHONPATH": str(REPOSITORY)}
+        self.env = hand.environment(NODE_NAME=NODE, LOG_FORMAT="json", **known)
 
     def path(self, path: str) -> Path:
         target = self.tree.root / path.lstrip("/")
@@ -74,15 +53,19 @@ class Node:
         marker = Marker(**{"reason": "upgrade", "boot_id": self.tree.boot_id, "node": NODE, **fields})  # type: ignore[arg-type]  # fields of a Marker
         self.marker.write_text(encode_marker(marker))
 
+    def spoil_folder(self) -> None:
+        """A file is in the place of the folder of marker and record."""
+        self.record.parent.rmdir()
+        self.record.parent.write_text("a file")
+
     def remember_nothing(self) -> None:
         """A rebooter was here before, and nothing is under way."""
         self.record.write_text(encode_record(Record()))
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "driver_manager", "rebooter", *arguments]
-        process = subprocess.Popen(argv, env={**self.env, **env}, stderr=subprocess.PIPE, text=True)
-        self.started.append(process)
-        return process
+        self.started.append(subprocess.Popen(argv, env={**self.env, **env}, stderr=subprocess.PIPE, text=True))
+        return self.started[-1]
 
     def start_idle(self, **env: str) -> subprocess.Popen[str]:
         """One that is idle by now."""
@@ -97,11 +80,9 @@ class Node:
                 process.kill()
                 process.communicate()
 
-    def command(self, *arguments: str, **env: str) -> str:
-        argv = [sys.executable, "-m", "driver_manager", *arguments]
-        done = subprocess.run(
-            argv, env={**self.env, **env}, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
-        )
+    def status(self, *arguments: str, **env: str) -> str:
+        done = called({**self.env, **env}, "status", *arguments)
+        assert done.returncode == 0, done.stderr
         return done.stdout
 
     def asked(self) -> list[str]:
@@ -112,21 +93,15 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
     """An Ascend node with its driver loaded."""
-    tree = HostTree(tmp_path / "host", tmp_path / "bin", builtin()["ascend"])
-    tree.build()
-    tree.add_driver(ROOT, "25.2.0")
-    tree.load(ROOT)
-    with SandboxCluster(tree.profile, tree, tmp_path) as cluster:
-        running = Node(tree, cluster, tmp_path)
+
+    def loaded(tree: HostTree) -> None:
+        tree.add_driver(ROOT, "25.2.0")
+        tree.load(ROOT)
+
+    with by_hand(tmp_path, loaded, "ascend") as hand:
+        running = Node(hand)
         yield running
         running.end()
-
-
-def wait_until(check: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + TIMEOUT_S
-    while not check():
-        assert time.monotonic() < end_s, f"not within {TIMEOUT_S:g} s: {what}"
-        time.sleep(0.01)
 
 
 def is_lean(process: subprocess.Popen[str]) -> bool:
@@ -194,8 +169,7 @@ def test_what_it_records_is_published_for_a_collector(node: Node) -> None:
     ended(process)
 
 
-@pytest.mark.submission
-@pytest.mark.shares(3)
+@slow
 def test_where_no_rebooter_has_been_it_asks_once_and_never_again(node: Node) -> None:
     for _ in range(2):
         ended(node.start_idle())
@@ -203,8 +177,7 @@ def test_where_no_rebooter_has_been_it_asks_once_and_never_again(node: Node) -> 
         assert node.asked() == ["get nodes"]
 
 
-@pytest.mark.submission
-@pytest.mark.shares(3)
+@slow
 @pytest.mark.parametrize("while_idle", [False, True], ids=["over-the-reboot", "while-idle"])
 def test_a_disk_that_forgets_leaves_no_slot_and_no_cordon_behind(node: Node, while_idle: bool) -> None:
     node.mark()
@@ -225,13 +198,11 @@ def test_a_disk_that_forgets_leaves_no_slot_and_no_cordon_behind(node: Node, whi
     wait_until(lambda: "unschedulable" not in node.cluster.node()["spec"], "the cordon is lifted")
     wait_until(lambda: is_lean(process), "it is idle")
     assert not node.cluster.node()["metadata"].get("annotations")
-    lease = node.cluster.store.get("leases", "driver-manager-reboots", "npu-operator")
-    assert not lease["spec"].get("holderIdentity")
+    assert not node.cluster.store.get("leases", "driver-manager-reboots", "npu-operator")["spec"].get("holderIdentity")
     ended(process)
 
 
-@pytest.mark.submission
-@pytest.mark.shares(3)
+@slow
 @pytest.mark.parametrize("text", ["garbage", "x" * 200_000])
 def test_what_is_no_marker_is_said_once_and_keeps_it_idle(node: Node, text: str) -> None:
     node.remember_nothing()
@@ -240,21 +211,18 @@ def test_what_is_no_marker_is_said_once_and_keeps_it_idle(node: Node, text: str)
     looks_again(process, 6)
     assert is_lean(process)
     begin, said, end = ended(process)
-    assert begin.startswith("watching ")
-    assert "cannot be read" in said
-    assert end == "terminated by SIGTERM"
-    assert node.asked() == []
-
-
-def catches_sigterm(process: subprocess.Popen[str]) -> bool:
-    """Whether it has a handler for SIGTERM by now (proc(5), SigCgt)."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
+    assert (begin[:9], "cannot be read" in said, end, node.asked()) == ("watching ", True, "terminated by SIGTERM", [])
 
 
 def test_sigterm_on_the_way_to_being_idle_is_not_lost(node: Node) -> None:
     process = node.start()
-    wait_until(lambda: catches_sigterm(process), "it takes signals")
+
+    def catches_sigterm() -> bool:
+        """Whether it has a handler for SIGTERM by now (proc(5), SigCgt)."""
+        caught = Path(f"/proc/{process.pid}/status").read_text().partition("SigCgt:")[2].split()[0]
+        return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+    wait_until(catches_sigterm, "it takes signals")
     assert not is_lean(process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=TIMEOUT_S)
@@ -281,8 +249,7 @@ def test_it_comes_and_goes_with_the_marker(node: Node) -> None:
     assert not is_lean(process)
     node.marker.unlink()
     wait_until(lambda: is_lean(process), "it is idle again")
-    labels = node.cluster.node()["metadata"]["labels"]
-    assert ASCEND.keys.reboot_required not in labels
+    assert ASCEND.keys.reboot_required not in node.cluster.node()["metadata"]["labels"]
     assert any("withdraw the request" in message for message in ended(process))
 
 
@@ -296,12 +263,10 @@ def test_a_dry_run_changes_nothing(node: Node) -> None:
     assert not node.record.exists()
 
 
-@pytest.mark.submission
-@pytest.mark.shares(3)
+@slow
 def test_a_second_rebooter_on_the_host_waits_for_the_first(node: Node) -> None:
     node.mark()
-    lock = node.path(ASCEND.paths.rebooter_record + ".lock")
-    with lock.open("w") as held:
+    with node.path(ASCEND.paths.rebooter_record + ".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         process = node.start(AUTO_UPGRADE="true")
         assert process.stderr is not None
@@ -321,63 +286,51 @@ def test_sigterm_after_the_reboot_command_keeps_the_slot(node: Node) -> None:
     assert node.cluster.store.get("leases", "driver-manager-reboots", "npu-operator")["spec"]["holderIdentity"] == NODE
 
 
-def test_bad_options_are_usage_errors_before_anything_is_watched(
-    node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_options_are_usage_errors_at_the_start(node: Node, monkeypatch: pytest.MonkeyPatch, prompt: Prompt) -> None:
     for name, value in node.env.items():
         monkeypatch.setenv(name, value)
-    for name, value, said in (
-        ("REBOOT_WINDOWS", "sometimes", "'sometimes' is not a maintenance window"),
-        ("REBOOT_TIME_ZONE", "Mars/Olympus", "no time zone 'Mars/Olympus'"),
-        ("REBOOT_TIME_ZONE", "../../etc/passwd", "no time zone"),
-        ("REBOOT_COMMAND", "'unclosed", "REBOOT_COMMAND cannot be split"),
-        ("REBOOT_COMMAND", " ", "REBOOT_COMMAND is empty"),
-        ("MAX_CONCURRENT_REBOOTS", "0", "--max-concurrent-reboots"),
-        ("REBOOT_MIN_UPTIME", "soon", "Invalid value for REBOOT_MIN_UPTIME"),
-        ("REBOOT_BLOCKING_PODS", "a in b", "REBOOT_BLOCKING_PODS is not a label selector"),
-        ("WAIT_FOR_COMPLETION_SELECTOR", "=", "WAIT_FOR_COMPLETION_SELECTOR is not a label selector"),
-        ("AUTO_RECOVER", "restart", "Write steps out of reset, reload, reboot"),
-        ("KUBECONFIG", "/absent", "cannot connect to the cluster with /absent"),
-        ("NODE_NAME", "Not A Node", "is not the name of a node"),
-        ("REBOOTER_INTERVAL", "0", "--interval is 0 seconds"),
+    no_reboots = str(REPOSITORY / "deploy/profiles-unverified/metax.toml")
+    for env, said in (
+        ({"REBOOT_WINDOWS": "sometimes"}, "'sometimes' is not a maintenance window"),
+        ({"REBOOT_TIME_ZONE": "Mars/Olympus"}, "no time zone 'Mars/Olympus'"),
+        ({"REBOOT_TIME_ZONE": "../../etc/passwd"}, "no time zone"),
+        ({"REBOOT_COMMAND": "'unclosed"}, "REBOOT_COMMAND cannot be split"),
+        ({"REBOOT_COMMAND": " "}, "REBOOT_COMMAND is empty"),
+        ({"MAX_CONCURRENT_REBOOTS": "0"}, "--max-concurrent-reboots"),
+        ({"REBOOT_MIN_UPTIME": "soon"}, "Invalid value for REBOOT_MIN_UPTIME"),
+        ({"REBOOT_BLOCKING_PODS": "a in b"}, "REBOOT_BLOCKING_PODS is not a label selector"),
+        ({"WAIT_FOR_COMPLETION_SELECTOR": "="}, "WAIT_FOR_COMPLETION_SELECTOR is not a label selector"),
+        ({"AUTO_RECOVER": "restart"}, "Write steps out of reset, reload, reboot"),
+        ({"KUBECONFIG": "/absent"}, "cannot connect to the cluster with /absent"),
+        ({"NODE_NAME": "Not A Node"}, "is not the name of a node"),
+        ({"REBOOTER_INTERVAL": "0"}, "--interval is 0 seconds"),
+        ({"PROFILE_FILE": no_reboots, "DRIVER_PROFILE": "metax"}, "profile metax never asks for a reboot"),
     ):
         with monkeypatch.context() as changed:
-            changed.setenv(name, value)
-            assert run(["rebooter"]) == ExitCode.USAGE, name
-        assert said in capfd.readouterr().err
-    with monkeypatch.context() as changed:
-        changed.setenv("PROFILE_FILE", str(REPOSITORY / "deploy/profiles-unverified/metax.toml"))
-        changed.setenv("DRIVER_PROFILE", "metax")
-        assert run(["rebooter"]) == ExitCode.USAGE
-    assert "profile metax never asks for a reboot" in capfd.readouterr().err
-    node.record.parent.rmdir()
-    node.path("/var/lib/x").parent.joinpath("ascend").write_text("a file in the folder's place")
-    assert run(["rebooter"]) == ExitCode.USAGE
-    assert "/var/lib/ascend" in capfd.readouterr().err
+            for name, value in env.items():
+                changed.setenv(name, value)
+            assert said in prompt.errors("rebooter"), env
+    node.spoil_folder()
+    assert "/var/lib/ascend" in prompt.errors("rebooter")
 
 
 @pytest.mark.submission
 def test_a_marker_folder_that_cannot_be_written_ends_a_reconcile_with_its_path(node: Node) -> None:
     node.tree.record("old", ROOT, "25.2.0")
-    node.path("/var/lib/x").parent.joinpath("ascend").write_text("a file in the folder's place")
+    node.spoil_folder()
     pod = {"POD_NAME": node.cluster.driver_pod(), "POD_NAMESPACE": node.cluster.namespace}
-    argv = [sys.executable, "-m", "driver_manager", "reconcile-driver-state", "--no-wait"]
-    done = subprocess.run(argv, env={**node.env, **pod}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == ExitCode.USAGE
-    assert ASCEND.paths.reboot_marker in done.stderr
+    done = called({**node.env, **pod}, "reconcile-driver-state", "--no-wait")
+    assert (done.returncode, ASCEND.paths.reboot_marker in done.stderr) == (ExitCode.USAGE, True)
     assert ASCEND.keys.reboot_required not in node.cluster.node()["metadata"]["labels"]
 
 
 def reboot_rows(node: Node) -> list[str]:
     """The rows of `status` about the reboot."""
-    lines = itertools.dropwhile(lambda line: not line.startswith("reboot "), node.command("status").splitlines())
-    first = next(lines, None)
-    rows = itertools.takewhile(lambda line: line.startswith(" "), lines)
-    return [] if first is None else [row[10:] for row in (first, *rows)]
+    found = re.search(r"^reboot (.*\n)((?: .*\n)*)", node.status(), re.MULTILINE)
+    return [row[10:] for row in found[0].splitlines()] if found else []
 
 
-@pytest.mark.submission
-@pytest.mark.shares(3)
+@slow
 def test_status_shows_what_the_reboot_waits_for_and_how_often_it_was_tried(node: Node) -> None:
     assert reboot_rows(node) == []
     node.mark()
@@ -390,12 +343,10 @@ def test_status_shows_what_the_reboot_waits_for_and_how_often_it_was_tried(node:
     assert waits.startswith("waits for approval: annotate the Node with npu.openfuyao.com/approve-reboot=true")
     node.end()
     at_s = int(time.time()) - 60
-    record = Record(attempts=(Attempt(5, "upgrade"), Attempt(at_s, "upgrade")))
-    node.record.write_text(encode_record(record))
+    node.record.write_text(encode_record(Record(attempts=(Attempt(5, "upgrade"), Attempt(at_s, "upgrade")))))
     assert reboot_rows(node)[-1].startswith("1 attempt(s) within 24 h, the last at 20")
-    body = json.loads(node.command("status", "-o", "json"))
+    body = json.loads(node.status("-o", "json"))
     assert (body["reboot"]["attempts"], body["reboot"]["lastAttempt"]) == (1, at_s)
-    lately = node.command("status", "-o", "json", REBOOT_ATTEMPTS_WINDOW="30s")
-    assert json.loads(lately)["reboot"]["attempts"] == 0
+    assert json.loads(node.status("-o", "json", REBOOT_ATTEMPTS_WINDOW="30s"))["reboot"]["attempts"] == 0
     node.record.write_text("garbage")
     assert "the rebooter's record cannot be read" in reboot_rows(node)[-1]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-import urllib.request
 from pathlib import Path
-from urllib.error import HTTPError, URLError
 
 import pytest
 
@@ -16,18 +14,7 @@ from driver_manager.sandbox.apiserver import ApiServer
 from tests.support.deploy.prometheus import free_port
 from tests.support.fakes.fleet_scene import NAMESPACE, FleetScene, Processes
 from tests.support.fakes.pace import patient
-from tests.support.fakes.typed import Prompt
-
-
-def get(port: int, path: str) -> tuple[int, str]:
-    """Status and body, 0 while nobody answers."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except HTTPError as error:
-        return error.code, error.read().decode()
-    except URLError:
-        return 0, ""
+from tests.support.fakes.typed import Prompt, get
 
 
 @pytest.mark.submission

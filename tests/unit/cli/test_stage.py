@@ -18,9 +18,9 @@ from driver_manager.sandbox.scenarios import NEW, NEW_DIGEST, OLD, OLD_DIGEST
 from tests.support.control_plane.container import unshare
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
-BOUND_S = 300.0
 ROOT = "/var/lib/rbln/driver"
 RUN = {"DRIVER_PROFILE": "rebellions", "DRIVER_LOAD": "manager", "DRIVER_ROOT": ROOT, "NODE_NAME": ""}
+RUN |= {"LOG_FORMAT": "text", "DRIVER_CONFIG_DIGEST": NEW_DIGEST}
 
 
 def old_driver_in_a_folder(tree: HostTree) -> None:
@@ -37,53 +37,47 @@ def node(tmp_path: Path) -> Iterator[ByHand]:
 
 
 def call(node: ByHand, *words: str, **env: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of a command."""
-    argv = [sys.executable, "-m", "driver_manager", *words]
-    environment = node.environment(**{**RUN, "LOG_FORMAT": "text", **env})
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    done = node.called(*words, **{**RUN, **env})
     return done.returncode, done.stdout, done.stderr
 
 
-def image(node: ByHand, version: str) -> Path:
+def image(node: ByHand) -> Path:
     """The tree that the init container of a driver image installs into a volume of the pod."""
-    scratch = "/image"
-    node.tree.add_driver(scratch, version)
-    folder = node.tree.root.parent / f"install-{version}"
-    shutil.move(node.tree.root / scratch.lstrip("/"), folder)
+    node.tree.add_driver("/image", NEW)
+    folder = node.tree.root.parent / f"install-{len(list(node.tree.root.parent.iterdir()))}"
+    shutil.move(node.tree.root / "image", folder)
     return folder
 
 
-def stage(node: ByHand, version: str, digest: str) -> tuple[int, str, str]:
-    return call(node, "stage", "--from", str(image(node, version)), DRIVER_CONFIG_DIGEST=digest, KUBECONFIG="/nowhere")
+def stage(node: ByHand) -> tuple[int, str, str]:
+    return call(node, "stage", "--from", str(image(node)), KUBECONFIG="/nowhere")
 
 
-def record_in(folder: Path) -> dict[str, Any]:
-    """The record of the driver tree."""
-    found: dict[str, Any] = json.loads((folder / RECORD).read_text())
-    return found
+def staged_version(folder: Path) -> Any:
+    """The version in the record of the driver tree."""
+    return json.loads((folder / RECORD).read_text())["version"]
 
 
 @pytest.mark.shares(3)
 @pytest.mark.submission
 def test_a_driver_is_staged_swapped_to_and_swapped_back(node: ByHand) -> None:
     root = node.tree.root / ROOT.lstrip("/")
-    code, _, said = stage(node, NEW, NEW_DIGEST)
+    code, _, said = stage(node)
     assert (code, f"staged: {NEW_DIGEST}, driver {NEW} in {ROOT}.next" in said) == (0, True), said
     assert node.tree.driver_version == OLD, "what runs is untouched"
-    code, out, _ = call(node, "plan", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
+    code, out, _ = call(node, "plan")
     assert (code, f"flip {ROOT} to the staged slot {NEW_DIGEST}, driver {NEW}" in out) == (0, True), out
-    assert f"staged slot {NEW_DIGEST}, driver {NEW}" in call(node, "preflight", DRIVER_CONFIG_DIGEST=NEW_DIGEST)[1]
+    assert f"staged slot {NEW_DIGEST}, driver {NEW}" in call(node, "preflight")[1]
 
-    code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
+    code, _, said = call(node, "reconcile-driver-state")
     assert (code, node.tree.driver_version, node.tree.digest) == (0, NEW, NEW_DIGEST), said
-    assert record_in(root)["version"] == NEW
-    _, out, _ = call(node, "status", "-o", "json", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
+    assert staged_version(root) == NEW
+    _, out, _ = call(node, "status", "-o", "json")
     kept = {one["digest"]: one for one in json.loads(out)["host"]["slots"]}
     assert [kept[digest]["version"] for digest in (OLD_DIGEST, NEW_DIGEST)] == [OLD, NEW]
     assert (kept[NEW_DIGEST]["current"], kept[OLD_DIGEST]["previous"]) == (True, True)
-    text = call(node, "status", DRIVER_CONFIG_DIGEST=NEW_DIGEST)[1]
-    assert f"{OLD_DIGEST} driver {OLD} (before the current one, for kernel {KERNEL})" in text
-    assert "nothing to do" in call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=NEW_DIGEST)[2]
+    assert f"{OLD_DIGEST} driver {OLD} (before the current one, for kernel {KERNEL})" in call(node, "status")[1]
+    assert "nothing to do" in call(node, "reconcile-driver-state")[2]
 
     code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST="third")
     assert (code, node.tree.driver_version) == (6, NEW)
@@ -91,14 +85,14 @@ def test_a_driver_is_staged_swapped_to_and_swapped_back(node: ByHand) -> None:
 
     code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=OLD_DIGEST)
     assert (code, node.tree.driver_version, node.tree.digest) == (0, OLD, OLD_DIGEST), said
-    assert [record_in(root.with_name(name))["version"] for name in ("driver", "driver.previous")] == [OLD, NEW]
+    assert [staged_version(root.with_name(name)) for name in ("driver", "driver.previous")] == [OLD, NEW]
 
 
 @pytest.mark.submission
 def test_a_slot_that_does_not_match_its_record_is_replaced(node: ByHand) -> None:
-    stage(node, NEW, NEW_DIGEST)
+    stage(node)
     (node.tree.root / f"{ROOT.lstrip('/')}.next/lib/modules/{KERNEL}/extra/rebellions.ko").unlink()
-    code, _, said = stage(node, NEW, NEW_DIGEST)
+    code, _, said = stage(node)
     assert (code, "did not match its record and was replaced" in said) == (0, True)
 
 
@@ -116,10 +110,8 @@ def test_a_slot_that_does_not_match_its_record_is_replaced(node: ByHand) -> None
 def test_what_cannot_be_staged_is_said(
     node: ByHand, tmp_path: Path, env: dict[str, str], words: tuple[str, ...], code: int, why: str
 ) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    words = words or ("--from", str(empty))
-    found, _, said = call(node, "stage", *words, **{"DRIVER_CONFIG_DIGEST": NEW_DIGEST, **env})
+    (tmp_path / "empty").mkdir()
+    found, _, said = call(node, "stage", *(words or ("--from", str(tmp_path / "empty"))), **env)
     assert (found, why in said) == (code, True), said
 
 
@@ -129,20 +121,17 @@ NOEXEC = "mount -o remount,bind,noexec"
 def among_mounts(node: ByHand, folder: Path, script: str) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The command among mounts of its own, which `script` makes; its $0 is `folder`."""
     inside = [*unshare(), "sh", "-c", f'{script} && exec "$@"', str(folder), sys.executable, "-m", "driver_manager"]
-    environment = node.environment(**RUN, LOG_FORMAT="text", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
 
     def ran(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        argv = [*inside, *words]
-        return subprocess.run(
-            argv, env={**environment, **env}, capture_output=True, text=True, timeout=BOUND_S, check=False
-        )
+        environment, argv = node.environment(**{**RUN, **env}), [*inside, *words]
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
     return ran
 
 
 def test_a_root_on_which_no_tool_can_be_executed_is_named_before_the_first_effect(node: ByHand) -> None:
     """On a real mount, as Debian and Ubuntu mount /run."""
-    new, folder = image(node, NEW), node.tree.root / "var/lib/rbln"
+    new, folder = image(node), node.tree.root / "var/lib/rbln"
     node.tree.add_driver(f"{ROOT}-2", NEW)
     ran = among_mounts(node, folder, f'mount --bind "$0" "$0" && {NOEXEC} "$0"')
     why = "rbln-smi in {} cannot be executed: /var/lib/rbln is mounted noexec"
