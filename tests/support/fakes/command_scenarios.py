@@ -295,8 +295,7 @@ def desk_for(events: str, patch: pytest.MonkeyPatch) -> Iterator[tuple[Desk, str
     with tempfile.TemporaryDirectory() as folder, by_hand(Path(folder), prepare) as node, signals_kept():
         own = {"NODE_NAME": NODE, "LOG_FORMAT": "text", "DRIVER_CONFIG_DIGEST": "wanted", "DEVICE_FREE_TIMEOUT": "1s"}
         own |= {"DRIVER_LOAD": "none"} if prepare is _shipped else {}
-        path = f"{node.tree.bin}{os.pathsep}{os.environ['PATH']}"
-        for name, value in node.environment(**own, PATH=path).items():
+        for name, value in node.environment(**own, PATH=f"{node.tree.bin}{os.pathsep}{os.environ['PATH']}").items():
             patch.setenv(name, value)
         patch.setattr(wiring, "CONTAINER_HOST_ROOT", node.tree.root)
         yield Desk(node, patch), folder

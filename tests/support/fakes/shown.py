@@ -58,5 +58,4 @@ def why_wrong(
     stays = {None, NodeState.READY.value, NodeState.WEDGED.value}
     if is_reboot_asked:
         stays |= {NodeState.REBOOT_REQUIRED.value}
-    is_right_already = now.state in stays or was_ended
-    return "" if is_silent and is_right_already else f"{outcome} is shown as {now}"
+    return "" if is_silent and (now.state in stays or was_ended) else f"{outcome} is shown as {now}"

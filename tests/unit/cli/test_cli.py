@@ -21,9 +21,7 @@ from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from tests.support.fakes.schemas import conforms
 from tests.support.fakes.typed import Prompt
 
-LOOPS = ("health-watch", "rebooter")
-"""They print nothing but their log."""
-
+LOOPS = ("health-watch", "rebooter")  # they print nothing but their log
 APART = ("sandbox", "completion", "rollout", "stage", "profile", "upgrade", "collect", *LOOPS)
 NODE_COMMANDS = [name for name in COMMANDS if name not in APART]
 """Those that ask the API server and print."""
@@ -96,14 +94,11 @@ def test_a_usage_error_is_two_lines_and_exit_code_two(prompt: Prompt, line: str,
     assert remedy.startswith("what to do: ")
 
 
-def test_a_mistyped_scenario_is_answered_with_the_one_that_is_near(prompt: Prompt) -> None:
+def test_a_mistyped_scenario_gets_the_one_that_is_near_and_no_command_the_help(prompt: Prompt) -> None:
     assert errors(prompt("sandbox wedge-to-rebot").err) == [
         "there is no scenario 'wedge-to-rebot'",
         "what to do: Did you mean 'wedge-to-reboot'? See `driver-manager sandbox --list`.",
     ]
-
-
-def test_no_command_shows_the_help_and_is_a_usage_error(prompt: Prompt) -> None:
     assert "reconcile-driver-state" in prompt.errors("")
 
 
@@ -223,8 +218,6 @@ def test_the_help_explains_every_exit_code_and_the_scenarios_are_listed(prompt: 
     assert (code, "upgrade" in [row["name"] for row in json.loads(out)]) == (ExitCode.DONE, True)
 
 
-# a vendor's manifests run unchanged: its own manager's commands stand for ours, on its profile
-
 NVIDIA = {"uninstall_driver": RECONCILE, "preflight_check": PREFLIGHT}
 
 
@@ -239,16 +232,13 @@ def profile_of(name: str, *argv: str) -> str:
     return str(found.make_context(name, list(argv)).params["profile"])
 
 
-@pytest.mark.parametrize(("name", "ours"), NVIDIA.items())
-def test_nvidias_names_stand_for_our_commands_on_its_profile(name: str, ours: str) -> None:
-    found, meant = command(name), command(ours)
-    assert found is not None
-    assert meant is not None
-    assert found.callback is meant.callback
-    assert (found.name, profile_of(name), profile_of(ours)) == (name, "nvidia", profiles.AUTO)
-
-
-def test_the_profile_may_still_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidias_names_stand_for_our_commands_on_its_profile_unless_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, ours in NVIDIA.items():
+        found, meant = command(name), command(ours)
+        assert found is not None
+        assert meant is not None
+        assert (found.name, found.callback) == (name, meant.callback)
+        assert (profile_of(name), profile_of(ours)) == ("nvidia", profiles.AUTO)
     assert profile_of("uninstall_driver", "--profile", "auto") == "auto"
     monkeypatch.setenv("DRIVER_PROFILE", "rebellions")
     assert profile_of("uninstall_driver") == "rebellions"

@@ -136,8 +136,7 @@ def test_the_reason_is_whole_and_fits_the_terminal(columns: int, monkeypatch: py
 
 @pytest.mark.parametrize(("since", "shown"), [("z" * 300, "-"), (None, "-"), ("9999-01-01T00:00:00Z",) * 2])
 def test_a_time_that_is_none_is_not_shown(since: str | None, shown: str) -> None:
-    text = cluster_text(rows(1, since=since, version="9"), NOW_S)
-    assert text.splitlines()[-1].split()[4:] == [shown, "done"]
+    assert cluster_text(rows(1, since=since, version="9"), NOW_S).splitlines()[-1].split()[4:] == [shown, "done"]
 
 
 def test_a_reason_without_end_does_not_hide_the_other_nodes_and_many_without_problems_are_one_row() -> None:

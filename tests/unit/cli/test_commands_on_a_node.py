@@ -26,20 +26,18 @@ from tests.support.fakes.command_scenarios import blocks, desk_for, happen, play
 from tests.support.fakes.typed import Prompt
 
 TITLES = list(blocks())
+STATUS = blocks()[TITLES[0]].partition("$ status\n")[2].partition("\nexit 0")[0].split("\n")
+"""The output of the first `status`, with which the others are compared."""
+
 UPDATE = "read the new output, then run `python -m tests.support.fakes.command_scenarios`"
 LOADS = "env=DRIVER_LOAD:manager env=DRIVER_ROOT:/run/rbln/driver"
-
-
-def first_status() -> list[str]:
-    """The output of the first `status`, with which the others are compared."""
-    return blocks()[TITLES[0]].partition("$ status\n")[2].partition("\nexit 0")[0].split("\n")
 
 
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("title", TITLES)
 def test_a_scenario_gives_its_output(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
     block = blocks()[title]
-    assert played(script_of(block), monkeypatch, [] if title == TITLES[0] else first_status()) == block, UPDATE
+    assert played(script_of(block), monkeypatch, [] if title == TITLES[0] else [*STATUS]) == block, UPDATE
 
 
 BLOCKERS = {
@@ -183,12 +181,6 @@ def test_every_field_of_every_form_has_its_description(name: str) -> None:
     assert "additionalProperties" not in json.dumps(schema("status")), "a later version may add fields"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        *((0.4, "0 s"), (59, "59 s"), (60, "1 min"), (3599, "59 min")),
-        *((3600, "1 h"), (7500, "2 h 5 min"), (273_600, "3 d 4 h")),
-    ],
-)
-def test_a_time_span_is_in_its_two_largest_units(seconds: float, words: str) -> None:
-    assert spoken(seconds) == words
+def test_a_time_span_is_in_its_two_largest_units() -> None:
+    words = {0.4: "0 s", 59: "59 s", 60: "1 min", 3599: "59 min", 3600: "1 h", 7500: "2 h 5 min", 273_600: "3 d 4 h"}
+    assert {seconds: spoken(seconds) for seconds in words} == words

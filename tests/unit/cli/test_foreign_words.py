@@ -19,9 +19,9 @@ from tests.support.fakes.typed import Prompt
 
 FORGED = "ready:"
 HOSTILE = f"a\x1b]0;t\x07\x1b[2J\r\n{FORGED}\n\x85{FORGED}\u2028{FORGED}\x9b31m\u202eb\u2066\x7f\ud800\t\x00c"
-DEAD = "00000000-dead-dead-dead-000000000000"
 DRIVER = {"version": HOSTILE, "root": HOSTILE, "modules": [HOSTILE], "digest": HOSTILE}
-JOURNAL: dict[str, Any] = {"v": 1, "owner": {"pod": HOSTILE, "uid": DEAD}, "labels": {}, "cordoned": False}
+OWNER = {"pod": HOSTILE, "uid": "00000000-dead-dead-dead-000000000000"}
+JOURNAL: dict[str, Any] = {"v": 1, "owner": OWNER, "labels": {}, "cordoned": False, "driver": DRIVER}
 JOURNAL |= {**dict.fromkeys(("bootId", "step", "begin"), HOSTILE), "services": [HOSTILE], "removed": [HOSTILE]}
 OUTCOME = {"schema": 1, "what": HOSTILE, "exit": 5, "step": HOSTILE, "digest": HOSTILE, "time": "2026-01-01T00:00:00Z"}
 
@@ -37,12 +37,7 @@ def node(debug: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ByHa
     """A node on which whatever can be written is hostile."""
     monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination-log"))
     (tmp_path / "termination-log").touch()
-    _spoil_host(debug)
-    return debug
-
-
-def _spoil_host(found: ByHand) -> None:
-    tree, profile = found.tree, found.tree.profile
+    tree, profile = debug.tree, debug.tree.profile
     tree.hold_device_by(4242, HOSTILE.replace("\x00", "").replace("\ud800", ""))
     for path in filter(None, (profile.paths.state_file, profile.paths.health_record, profile.paths.reboot_marker)):
         file = tree.root / path.lstrip("/")
@@ -51,6 +46,7 @@ def _spoil_host(found: ByHand) -> None:
     tool = tree.root / NEW_ROOT.lstrip("/") / "usr/bin/rbln-smi"
     devices = [{"name": HOSTILE, "status": HOSTILE, "pci": {"bus_id": HOSTILE}}]
     tool.write_text(f"#!/bin/sh\ncat <<'EOF'\n{json.dumps({'devices': devices})}\nEOF\n")
+    return debug
 
 
 def _spoil_node(found: ByHand, journal: str) -> None:
@@ -78,7 +74,7 @@ NODE_COMMANDS = (
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("command", NODE_COMMANDS)
 def test_a_command_on_a_node_escapes_foreign_words(command: str, node: ByHand, tmp_path: Path, prompt: Prompt) -> None:
-    for journal in (json.dumps({**JOURNAL, "driver": DRIVER}), HOSTILE):
+    for journal in (json.dumps(JOURNAL), HOSTILE):
         for form in ("text", "json"):
             _spoil_node(node, journal)
             _, out, err = prompt(f"{command} -o {form}")

@@ -93,7 +93,6 @@ def test_a_sentence_is_not_ended_by_an_abbreviation() -> None:
     assert (first_sentence("One. Two."), first_sentence("No end")) == ("One.", "No end")
 
 
-BIN = Path(sys.executable).parent
 ASK = """
 source <(driver-manager completion bash)
 COMP_WORDS=({words}) COMP_CWORD={at}
@@ -107,13 +106,13 @@ def completed(*words: str) -> list[str]:
     """What a real bash offers for the last of `words`, which may be empty."""
     quoted = " ".join(f"'{word}'" for word in ("driver-manager", *words))
     argv = ["bash", "--norc", "--noprofile", "-c", ASK.format(words=quoted, at=len(words))]
-    env = {"PATH": f"{BIN}{os.pathsep}{os.defpath}", "LC_ALL": "C.UTF-8"}
+    env = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}", "LC_ALL": "C.UTF-8"}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=150, check=True)
     assert done.stderr == ""
     return done.stdout.splitlines()
 
 
-def test_the_script_of_each_shell_asks_us_and_needs_no_shell(prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_shells_script_asks_this_command_and_needs_none(prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     for shell in SHELLS:
         code, out, err = prompt(f"completion {shell}")

@@ -104,16 +104,14 @@ def test_any_wrong_value_gives_one_line_with_key_value_and_expectation(shipped: 
     assert re.match(rf"{re.escape(path)} is .*, expected ", only.what, re.DOTALL)
 
 
-def test_a_shipped_profile_conforms_to_the_schema_that_editors_use() -> None:
-    assert [name for name, text in SHIPPED.items() if not is_conforming(text)] == []
-
-
-def test_every_key_is_in_the_schema_with_its_meaning() -> None:
+def test_the_schema_is_printed_and_has_each_key_with_its_meaning_and_takes_shipped_profiles(prompt: Prompt) -> None:
+    assert json.loads(prompt.output("profile schema")) == schemas.schema("profile")
     for key in KEYS:
         at = schemas.schema("profile")
         for name in key.path.split("."):
             at = at.get("items", at)["properties"][name.removesuffix("[]")]
         assert at["description"]
+    assert [name for name, text in SHIPPED.items() if not is_conforming(text)] == []
 
 
 WRONG = """
@@ -193,11 +191,13 @@ def test_a_mistake_has_its_line_and_the_key_that_is_near(checks: Checks, before:
 
 def test_the_meaning_of_a_right_file_is_printed(checks: Checks) -> None:
     code, (first, *more), err = checks(SHIPPED["ascend"])
-    assert (code, err) == (0, "")
-    assert "is valid: profile ascend, which replaces the shipped one" in first
+    assert (code, err, "is valid: profile ascend, which replaces the shipped one" in first) == (0, "", True)
     needs, modules = "another driver needs a reboot", "every module in the driver root"
     text = "\n".join(more)
     assert [one for one in (needs, modules, "made by the rebooter, once approved") if one not in text] == []
+    code, lines, _ = checks(SHIPPED["rebellions"], "-o json")
+    found = is_of_form("profile-check", "\n".join(lines))
+    assert (code, found["profile"], found["findings"]) == (0, "rebellions", [])
 
 
 def test_the_meaning_names_what_goes_to_virtual_machines() -> None:
@@ -234,13 +234,7 @@ def test_two_profiles_that_differ_in_one_key_do_not_mean_the_same(key: Key) -> N
     vendor = "nvidia" if key.path.startswith("reset.") else "rebellions"
     before = profiles.parse(SHIPPED[vendor], "x")
     read_again = (read(with_value(vendor, key, value)).profile for value in TELLING)
-    other = next(found for found in read_again if found is not None and found != before)
-    assert meaning(other) != meaning(before)
-
-
-def test_the_schema_is_printed_for_an_editor(prompt: Prompt) -> None:
-    code, out, _ = prompt("profile schema")
-    assert (code, json.loads(out)) == (0, schemas.schema("profile"))
+    assert meaning(next(found for found in read_again if found is not None and found != before)) != meaning(before)
 
 
 @pytest.mark.parametrize(
@@ -258,9 +252,3 @@ def test_findings_are_printed_as_json(change: tuple[str, str], finding: tuple[st
     first = found["findings"][0]
     assert (code, found["profile"], (first["key"], first["value"])) == (2, None, finding)
     assert (bool(first["expectation"]), first["line"]) == (True, 1 + text[: text.index(change[1])].count("\n"))
-
-
-def test_a_valid_file_has_no_findings(checks: Checks) -> None:
-    code, lines, _ = checks(SHIPPED["rebellions"], "-o json")
-    found = is_of_form("profile-check", "\n".join(lines))
-    assert (code, found["profile"], found["findings"]) == (0, "rebellions", [])

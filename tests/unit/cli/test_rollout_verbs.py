@@ -33,7 +33,6 @@ from tests.support.fakes.schemas import conforms
 from tests.support.fakes.terminal import on_terminal
 
 Open = Callable[..., Laptop]
-LIMIT_S = 120.0
 
 
 @pytest.fixture
@@ -77,8 +76,7 @@ def test_of_several_nodes_all_are_retried_or_none_and_the_rollout_goes_on_with_a
     assert "elsewhere: it is not in this rollout" in err
     assert desk.writes() == []
     desk.scene.broken.clear()
-    out = desk.does("retry", "node-1")
-    assert out.startswith("rollout rbln-system/driver: node node-1 is retried: starts now\n")
+    assert desk.does("retry", "node-1").startswith("rollout rbln-system/driver: node node-1 is retried: starts now\n")
     assert desk.scene.node("node-1")["metadata"]["annotations"][KEYS.upgrade_requested] == "true"
     desk.controller.until_complete("r2")
     assert desk.scene.restarts["node-1", "r2"] == 2
@@ -116,8 +114,7 @@ def test_undo_asks_on_a_terminal(place: Open, words: tuple[str, ...], typed: str
     question = "rollout rbln-system/driver goes back from revision r2 to r1 by the same rules; 4 nodes run another "
     assert (shown.status, f"{question}revision now. Continue? [y/N]" in shown.text) == (code, not words), shown.text
     assert ("Nothing was changed" in shown.text) == (code is NOT_DONE)
-    is_written = code is DONE and words != ("--dry-run",)
-    assert any(name.endswith("/undo") for name in desk.annotations) == is_written
+    assert any(name.endswith("/undo") for name in desk.annotations) == (code is DONE and words != ("--dry-run",))
 
 
 def test_each_undo_is_a_wish_of_its_own(place: Open) -> None:
@@ -212,8 +209,7 @@ def test_a_look_changes_nothing_opens_no_watch_and_finds_nothing_complete_withou
     assert ("to go       no node" in out, "disturbs" in out) == (True, False)
     desk.does("history")
     assert {one.verb for one in desk.server.requests} <= {"get", "list"}
-    looks = [one.resource for one in desk.server.requests]
-    assert looks.count("nodes") == 3, "one list for each of them"
+    assert [one.resource for one in desk.server.requests].count("nodes") == 3, "one list for each of them"
     pod = desk.scene.pods()["node-1"]["metadata"]
     desk.scene.store.delete("pods", pod["name"], namespace=pod["namespace"], grace_s=0, uid=pod["uid"])
     headline, *_ = desk.says("status")[1].splitlines()
@@ -289,8 +285,7 @@ def test_an_approved_wave_begins_and_once_a_node_is_done_there_is_an_estimate(de
     assert desk.annotations[APPROVED] == "r2:2"
     ends = written_time(desk.scene.clock.wall() + 2 * 23)  # three nodes, two at a time
     for verb in ("plan", "status"):
-        found = desk.shows("rollout", verb)
-        assert found["pace"] == {"typicalSeconds": 23, "windowSeconds": None, "ends": ends}
+        assert desk.shows("rollout", verb)["pace"] == {"typicalSeconds": 23, "windowSeconds": None, "ends": ends}
         assert f"pace        a node takes about 23 s; done by {ends} (in " in desk.does(verb)
     assert desk.shows("rollout", "plan")["plan"]["waves"][1]["approvalAfter"] is None
     desk.controller.until_complete("r2")
@@ -375,7 +370,7 @@ def watch(desk: Laptop, act: Callable[[], object], *options: str) -> tuple[int, 
 
     def follow() -> None:
         seen = desk.server.requests
-        wait_until(lambda: ("watch", "nodes") in {(one.verb, one.resource) for one in list(seen)}, "a watch", LIMIT_S)
+        wait_until(lambda: ("watch", "nodes") in {(one.verb, one.resource) for one in list(seen)}, "a watch")
         act()
 
     thread = threading.Thread(target=follow)
@@ -412,8 +407,7 @@ def test_a_watch_that_is_interrupted_says_nothing_of_it(watched: Laptop) -> None
 
 
 def test_a_rollout_that_is_deleted_meanwhile_ends_a_watch_with_that(watched: Laptop) -> None:
-    delete = partial(watched.scene.store.delete, "driverrollouts", "driver", namespace=NAMESPACE)
-    code, _, err = watch(watched, delete)
+    code, _, err = watch(watched, partial(watched.scene.store.delete, "driverrollouts", "driver", namespace=NAMESPACE))
     assert (code, "there is no DriverRollout in namespace rbln-system" in err) == (ExitCode.USAGE, True)
 
 

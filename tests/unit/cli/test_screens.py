@@ -62,8 +62,7 @@ def test_the_last_picture_is_all_that_is_left_of_them_below_what_is_said(termina
     for one in (BEFORE, UNDER_WAY, DONE):
         screen.picture(picture(one), ["a line"])
     shown = "\n".join(terminal.shown())
-    counts = [shown.count(words) for words in ("NODE", "node-01  ", "a line", "upgrade-done")]
-    assert counts == [1, 1, 0, 1]
+    assert [shown.count(words) for words in ("NODE", "node-01  ", "a line", "upgrade-done")] == [1, 1, 0, 1]
     screen.line("node-01: [1/8] take the node")
     first, *rest = terminal.shown()
     assert (first, sum("NODE" in line for line in rest)) == ("node-01: [1/8] take the node", 1)

@@ -38,8 +38,7 @@ TEMPLATE = '{"spec":{"initContainers":[{"name":"m","image":"m:2","args":["reconc
 @pytest.fixture
 def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SandboxFleet]:
     """The sandbox's fleet, with its rollout paused."""
-    profile = builtin()["rebellions"]
-    with SandboxFleet(SCENARIO, profile, tmp_path, lambda _: None) as found:
+    with SandboxFleet(SCENARIO, builtin()["rebellions"], tmp_path, lambda _: None) as found:
         found.store.merge(PLURAL, DRIVER, {"spec": {"paused": True}}, namespace=found.namespace)
         for name, value in (("KUBECONFIG", found.kubeconfig), ("LOG_FORMAT", "text"), ("HOME", tmp_path)):
             monkeypatch.setenv(name, str(value))
@@ -72,7 +71,7 @@ def test_the_sandbox_shows_a_failed_upgrade_a_good_one_and_the_fleet(sandbox: Sa
 
 
 class FakeDesk:
-    """See KubeNodeDesk. `evicted` and `made` are what the upgrade has done; `answers` are those to evictions."""
+    """See KubeNodeDesk. `done` is what the upgrade has done; `answers` are those to evictions."""
 
     name = "a"
 

@@ -314,8 +314,7 @@ def test_labels_and_a_cordon_without_a_journal_are_left_behind() -> None:
     assert kinds(observation(node=node(unschedulable=True))) == [], "an administrator's"
     assert kinds(observation(node=node({PLUGIN: PAUSED}), **AT_WORK)) == []
     notes = {ASCEND.keys.cordon: "reboot", ASCEND.keys.reboot_in_progress: "upgrade"}
-    of_rebooter = observation(node=node({}, annotations=notes, unschedulable=True))
-    assert "cordon" not in kinds(of_rebooter, profile=ASCEND)
+    assert "cordon" not in kinds(observation(node=node({}, annotations=notes, unschedulable=True)), profile=ASCEND)
 
 
 def test_what_the_next_run_warns_of_and_what_would_refuse_it() -> None:
