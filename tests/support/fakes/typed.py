@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 from urllib.error import HTTPError, URLError
 
@@ -18,7 +18,7 @@ from tests.support.fakes.schemas import conforms
 BOUND_S = 300.0
 
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Callable[..., object])
 
 
 def slow(test: T) -> T:

@@ -520,7 +520,7 @@ def test_ages_are_in_the_largest_unit_of_two_and_pods_in_the_states_of_kubectl(m
         (1, {"phase": "Running"}, "Running"),
         (1, crashes, "Init:CrashLoopBackOff"),
     ):
-        spec = {"initContainers": [{}] * inits} if inits else {}
+        spec: Obj = {"initContainers": [{}] * inits} if inits else {}
         assert apiserver.state_of({"metadata": {}, "spec": spec, "status": status}) == word
 
 
