@@ -182,7 +182,7 @@ def test_an_empty_variable_counts_as_unset(prompt: Prompt, monkeypatch: pytest.M
         ("plan --node-name Flag", "NODE_NAME", "'Flag' is not the name of a node.*"),
         (RECONCILE, "RECONCILE_DEADLINE", r".*'--reconcile-deadline' \(RECONCILE_DEADLINE\): '!' is not.*"),
         (RECONCILE, "WAIT_FOR_COMPLETION_TIMEOUT", "Invalid value for WAIT_FOR_COMPLETION_TIMEOUT: '!' is not.*"),
-        (RECONCILE, "ENABLE_GPU_POD_EVICTION", r".* \(ENABLE_NPU_POD_EVICTION or ENABLE_GPU_POD_EVICTION\): '!' is .*"),
+        (RECONCILE, "ENABLE_GPU_POD_EVICTION", r".*\(ENABLE_NPU_\w+ or ENABLE_GPU_POD_EVICTION\): '!' is neither.*"),
         (f"plan {NOWHERE}", "ENABLE_NPU_POD_EVICTON", NOT_READ),
         (f"{RECONCILE} --dry-run {NOWHERE}", "ENABLE_NPU_POD_EVICTON", NOT_READ),
     ],
