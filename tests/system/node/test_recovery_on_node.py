@@ -149,6 +149,8 @@ def recovering(drivers: Drivers) -> Iterator[Drivers]:
         drivers.replace_pod()
         drivers.wait_serving()
         yield drivers
+    drivers.replace_pod()  # a rollout of a later test would find a pod of an earlier revision
+    drivers.wait_serving()
     gone(lambda: drivers.api.delete(f"{LEASES}/{RECOVERY_LEASE}"))
     record.unlink(missing_ok=True)
 
