@@ -86,16 +86,10 @@ def dripping(head: bytes, drop: bytes, after_s: float = DRIP_S) -> Serve:
 
 
 def one_record(peer: Peer) -> None:
-    """One long TLS record, byte by byte."""
     peer.take()
     wire = peer.records(OK + b"Content-Length: 9000\r\n\r\n" + b" " * 9000)
     for byte in wire:
         peer.sock.sendall(bytes([byte]))
-        time.sleep(DRIP_S)
-
-
-def reading_slowly(peer: Peer) -> None:
-    while peer.sock.recv(4096):
         time.sleep(DRIP_S)
 
 
@@ -158,11 +152,9 @@ def server(serve: Serve, context: ssl.SSLContext | None = None) -> Iterator[Drip
     thread.join(60)
 
 
-def certified(
-    folder: Path, *, identifiers: bool = True, above: Authority | None = None
-) -> tuple[bytes, ssl.SSLContext]:
+def certified(folder: Path, *, identifiers: bool = True, root: Authority | None = None) -> tuple[bytes, ssl.SSLContext]:
     """The certificate of a CA, and the context of a server of 127.0.0.1 that it has signed for."""
-    authority = Authority(folder, identifiers=identifiers, above=above)
+    authority = Authority(folder, identifiers=identifiers, above=root)
     authority.establish()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.sign("server"))

@@ -16,7 +16,7 @@ from kubernetes import client as kube_client
 from driver_manager.adapters.kube.kubeconfig import Library
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.objects import KINDS
-from driver_manager.adapters.kube.transport import Transport
+from driver_manager.adapters.kube.transport import AUTHORITY, InPod, Transport
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.plain_pod import PlainInPod, make_account, variables
 
@@ -29,14 +29,22 @@ NODE = {"metadata": {"name": "n", "uid": "u", "resourceVersion": "7", "labels": 
 BUDGET_S = 30.0
 
 
-def transport_to(kind: str, port: int, folder: Path, token: str = SECRET) -> Transport:
-    """The way to a loopback server without TLS; `folder` becomes the service account."""
-    if kind == IN_POD:
-        return PlainInPod(make_account(folder, token), variables(port))
-    configuration = kube_client.Configuration(host=f"http://127.0.0.1:{port}")
-    configuration.proxy, configuration.retries = None, False
-    configuration.api_key = {"authorization": f"Bearer {token}"}
+def by_library(host: str, token: str = SECRET, **settings: Any) -> Library:
+    """The way through the client library, without a proxy and without retries of its own."""
+    configuration = kube_client.Configuration(host=host)
+    usual = {"proxy": None, "retries": False, "api_key": {"authorization": f"Bearer {token}"}}
+    for name, value in (usual | settings).items():
+        setattr(configuration, name, value)
     return Library(kube_client.ApiClient(configuration))
+
+
+def transport_to(kind: str, port: int, folder: Path, token: str = SECRET, authority: bytes | None = None) -> Transport:
+    """The way to a loopback server, with TLS if `authority` is its CA; `folder` becomes the service account."""
+    account = make_account(folder, token, authority or b"none")
+    if kind == IN_POD:
+        return (InPod if authority else PlainInPod)(account, variables(port))
+    host = f"http{'s' if authority else ''}://127.0.0.1:{port}"
+    return by_library(host, token, **({"ssl_ca_cert": str(account / AUTHORITY)} if authority else {}))
 
 
 @dataclass
