@@ -17,35 +17,12 @@ from hypothesis import strategies as st
 
 from driver_manager.adapters.kube import api as client
 from driver_manager.adapters.kube import transport as in_pod
-from driver_manager.adapters.kube.api import (
-    AGAIN,
-    ASKED_MOST_S,
-    ATTEMPT_S,
-    CONNECT_S,
-    END_SHARE,
-    PROMPT_S,
-    SHORTEST_ATTEMPT_S,
-    STARTING_S,
-    KubeApi,
-    Retries,
-    error_for,
-    load_client,
-    retry_after_s,
-)
+from driver_manager.adapters.kube.api import AGAIN, ASKED_MOST_S, ATTEMPT_S, END_SHARE, STARTING_S, KubeApi
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.objects import other_object
 from driver_manager.adapters.kube.transport import Response, Unreachable, WireRequest
 from driver_manager.domain.deadline import LAST_S, LEAST_S, around_s, retry_s
-from driver_manager.domain.errors import (
-    ApiRefused,
-    ApiUnavailable,
-    Conflict,
-    ExitCode,
-    ManagerError,
-    NodeMissing,
-    Terminated,
-    WatchBroken,
-)
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Conflict, ExitCode, NodeMissing, Terminated
 from driver_manager.domain.node import NodeChange
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.plain_pod import PlainInPod, kubeconfig, make_account, variables
@@ -78,7 +55,7 @@ def watched(cluster: KubeCluster) -> object:
 
 
 RIGHT, POLICY, ANY = "Grant this account the verb", "an admission policy or webhook", "Check for an admission webhook"
-REFUSALS: dict[str, tuple[int, Ask, type[ManagerError], str, str]] = {
+REFUSALS: dict[str, tuple[int, Ask, Any, str, str]] = {
     "get": (401, KubeCluster.node, ApiRefused, "refused to get nodes (401): no: why", "Renew the credentials."),
     "list": (403, KubeCluster.pods, ApiRefused, "refused to list pods (403): no: why", RIGHT),
     "patch": (401, patched, ApiRefused, "refused to patch nodes (401): no: why", "Renew the credentials."),
@@ -94,7 +71,7 @@ REFUSALS: dict[str, tuple[int, Ask, type[ManagerError], str, str]] = {
 
 @pytest.mark.parametrize(("code", "ask", "error", "what", "remedy"), REFUSALS.values(), ids=REFUSALS)
 def test_a_refusal_names_verb_resource_reason_and_remedy_and_is_not_repeated(
-    api: Scripted, code: int, ask: Ask, error: type[ManagerError], what: str, remedy: str
+    api: Scripted, code: int, ask: Ask, error: Any, what: str, remedy: str
 ) -> None:
     api.answer(Answer(code, status(what if "denied" in what else "no: why")))
     with pytest.raises(error) as caught:
@@ -110,33 +87,20 @@ DENIED = Answer(403, status('nodes "n" is forbidden: it is denied'))
 QUOTED = Answer(403, status('admission webhook "v" denied the request: u cannot get resource "nodes"'))
 UNREADY = Answer(403, status('nodes "n" is forbidden: not yet ready to handle request'))
 
+STARTING: dict[str, tuple[list[Answer], Answer, bool]] = {
+    "never allowed": ([], LACKING, False),
+    "allowed before": ([Answer()], LACKING, True),
+    "allowed, missing": ([Answer(404, status("gone"))], LACKING, True),
+    "admission": ([Answer()], DENIED, False),
+    "a webhook that quotes": ([Answer()], QUOTED, False),
+    "admission starts": ([], UNREADY, True),
+    "busy": ([Answer(503)], LACKING, True),
+    "cut": ([Answer(cut=True)], LACKING, True),
+}
 
-@pytest.mark.parametrize(
-    ("before", "answer", "is_repeated"),
-    [
-        ([], LACKING, False),
-        ([Answer()], LACKING, True),
-        ([Answer(404, status("gone"))], LACKING, True),
-        ([Answer()], DENIED, False),
-        ([Answer()], QUOTED, False),
-        ([], UNREADY, True),
-        ([Answer(503)], LACKING, True),
-        ([Answer(cut=True)], LACKING, True),
-    ],
-    ids=[
-        "never allowed",
-        "allowed before",
-        "allowed, missing",
-        "admission",
-        "a webhook that quotes",
-        "admission starts",
-        "busy",
-        "cut",
-    ],
-)
-def test_a_403_is_repeated_where_the_server_may_still_be_starting(
-    api: Scripted, before: list[Answer], answer: Answer, is_repeated: bool
-) -> None:
+
+@pytest.mark.parametrize(("before", "answer", "is_repeated"), STARTING.values(), ids=STARTING)
+def test_a_403_of_a_starting_server_is_repeated(api: Scripted, before: Any, answer: Answer, is_repeated: bool) -> None:
     api.answer(*before, answer, answer, Answer())
     if before and before[0].status in (200, 404) and not before[0].cut:
         with contextlib.suppress(NodeMissing):
@@ -193,19 +157,12 @@ def test_a_write_that_is_sent_once_says_that_the_server_gives_no_answer_while_it
 
 
 REPEATED = {408, 410, 425, 429, 500, 502, 503, 504}
+SOME = (300, 304, 307, 400, 401, 403, 404, 405, 409, 422, 499, 501, 505, 520, 599, *REPEATED)
+ALL = pytest.param(range(300, 600), marks=pytest.mark.submission)
 
 
-@pytest.mark.parametrize(
-    "codes",
-    [
-        (300, 304, 307, 400, 401, 403, 404, 405, 409, 422, 499, 501, 505, 520, 599, *REPEATED),
-        pytest.param(range(300, 600), marks=pytest.mark.submission),
-    ],
-    ids=["some", "all"],
-)
-def test_every_status_ends_in_a_documented_exit_code_and_only_these_are_repeated(
-    api: Scripted, codes: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize("codes", [SOME, ALL], ids=["some", "all"])
+def test_every_status_has_its_exit_code_and_only_these_are_repeated(api: Scripted, codes: tuple[int, ...]) -> None:
     assert AGAIN == REPEATED
     for code in codes:
         api.start_over()
@@ -219,15 +176,10 @@ def test_every_status_ends_in_a_documented_exit_code_and_only_these_are_repeated
         assert caught.value.remedy
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        *(Answer(200, body) for body in (b"", b"<html>", b"[]", b'"x"', b"\xff", b'{"metadata":')),
-        Answer(cut=True),
-        Answer(503, b"not json"),
-    ],
-    ids=str,
-)
+JUNK = (b"", b"<html>", b"[]", b'"x"', b"\xff", b'{"metadata":')
+
+
+@pytest.mark.parametrize("answer", [*(Answer(body=body) for body in JUNK), Answer(cut=True), Answer(503, b"junk")])
 def test_an_answer_that_is_no_object_is_tried_again(api: Scripted, answer: Answer) -> None:
     api.answer(answer, answer, Answer())
     assert api.cluster.node().uid == "u"
@@ -236,37 +188,28 @@ def test_an_answer_that_is_no_object_is_tried_again(api: Scripted, answer: Answe
 
 # how often, and how long
 
+AWAY: list[Any] = [({}, (), 60), ({"Retry-After": "3600"}, (), 60), ({}, (4.0, 60.0), 4)]
+
 
 @pytest.mark.parametrize("jitter", [0.0, 0.5, 0.999])
-@pytest.mark.parametrize("headers", [{}, {"Retry-After": "3600"}], ids=["plain", "longer than the budget"])
-def test_a_server_that_stays_away_costs_the_budget_and_a_bounded_number_of_requests(
-    api: Scripted, jitter: float, headers: dict[str, str]
-) -> None:
+def test_a_server_that_is_away_costs_the_budget_and_a_bounded_number_of_requests(api: Scripted, jitter: float) -> None:
     clock = RandomClock(lambda: jitter)
-    api.answer(Answer(503, status("etcd is away"), headers))
-    with pytest.raises(ApiUnavailable, match=r"within 60 s: get nodes: 503 etcd is away"):
-        KubeCluster(api.api, "n", clock, api.reporter, 60.0).node()
-    assert clock.now == pytest.approx(1_000.0 + 60.0 * (1.0 - END_SHARE * jitter))
-    assert len(api.requests) <= MOST_ATTEMPTS_IN_60_S + 1
-    assert len(api.reporter.warnings) <= 3
+    for headers, limits, within_s in AWAY:
+        api.start_over()
+        cluster, begun_s = KubeCluster(api.api, "n", clock, api.reporter, 60.0), clock.now
+        for limit_s in limits:
+            cluster.limit_retries(limit_s)
+        api.answer(Answer(503, status("etcd is away"), headers))
+        with pytest.raises(ApiUnavailable, match=rf"within {within_s} s: get nodes: 503 etcd is away"):
+            cluster.node()
+        assert clock.now - begun_s == pytest.approx(within_s * (1.0 - END_SHARE * jitter))
+        assert len(api.requests) <= MOST_ATTEMPTS_IN_60_S + 1
+        assert len(api.reporter.warnings) <= 3
 
 
-def test_a_limited_budget_stays_limited(api: Scripted) -> None:
-    api.cluster.limit_retries(4.0)
-    api.cluster.limit_retries(60.0)
-    api.answer(Answer(503, status("away")))
-    with pytest.raises(ApiUnavailable, match="within 4 s"):
-        api.cluster.node()
-    assert api.clock.now == pytest.approx(1_000.0 + 4.0 * (1.0 - END_SHARE * api.clock.random()))
+OUTAGES = [Outage(429, 5.0, 1), Outage(429, 5.0), Outage(503, 30.0), Outage(503, 30.0, 10), Outage(503, 120.0)]
+"""The status, for how many seconds, and the seconds in Retry-After."""
 
-
-OUTAGES = [
-    Outage(429, 5.0, retry_after_s=1),
-    Outage(429, 5.0),
-    Outage(503, 30.0),
-    Outage(503, 30.0, retry_after_s=10),
-    Outage(503, 120.0),
-]
 CLIENTS, FEW = examples(1_000), 20
 
 
@@ -294,90 +237,71 @@ def test_the_servers_wish_is_a_floor_and_the_pauses_grow_up_to_a_bound(random: f
         assert asked_s < grown[-1] <= asked_s + 2 * LAST_S
     assert 7.0 < retry_s(1, 7.0, random) <= 14.0 + LEAST_S
     assert [retry_s(attempt, 0.0, 0.0) for attempt in range(1, 6)] == [0.1, 0.2, 0.4, 0.8, 1.6]
-
-
-def test_a_pause_around_a_time_is_as_long_on_average() -> None:
     assert (around_s(10.0, 0.0), around_s(10.0, 0.5), around_s(10.0, 1.0)) == (5.0, 10.0, 15.0)
     assert around_s(10.0, 0.0, 0.1) == 9.0
 
 
 # Retry-After
 
+HUGE_DATES = (f"Wed, 21 Oct {10**20} 07:28:00 GMT", f"Wed, 21 Oct 2026 07:28:00 +{10**20}")
+
 
 def dated(moment: datetime) -> str:
     return format_datetime(moment, usegmt=True)
 
 
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
+def test_retry_after_is_seconds_or_a_date_by_the_servers_own_clock() -> None:
+    for headers, seconds in (
         ({}, 0),
         ({"Retry-After": "7"}, 7),
         ({"Retry-After": " 7.5 "}, 7.5),
-        ({"Retry-After": "-7"}, 0),
-        ({"Retry-After": "nan"}, 0),
-        ({"Retry-After": "soon"}, 0),
-        ({"Retry-After": "Mon, 99 Foo 2026 25:61:61 GMT"}, 0),
-        ({"Retry-After": f"Wed, 21 Oct {10**20} 07:28:00 GMT"}, 0),
-        ({"Retry-After": f"Wed, 21 Oct 2026 07:28:00 +{10**20}"}, 0),
+        *(({"Retry-After": said}, 0) for said in ("-7", "nan", "soon", "Mon, 99 Foo 2026 25:61:61 GMT", *HUGE_DATES)),
         ({"Retry-After": dated(NOW + timedelta(seconds=9))}, 9),
         ({"Retry-After": dated(NOW - timedelta(days=9))}, 0),
         ({"Retry-After": dated(NOW + timedelta(hours=1, seconds=4)), "Date": dated(NOW + timedelta(hours=1))}, 4),
         ({"Retry-After": dated(NOW + timedelta(seconds=9)), "Date": "now"}, 9),
         ({"Retry-After": "Sun, 22 Nov 2026 01:00:09 -0000"}, 9),
-    ],
-)
-def test_retry_after_is_seconds_or_a_date_by_the_servers_own_clock(headers: dict[str, str], seconds: float) -> None:
-    assert retry_after_s(headers, NOW.timestamp()) == seconds
+    ):
+        assert client.retry_after_s(headers, NOW.timestamp()) == seconds
 
 
 @pytest.mark.parametrize(
     ("said", "asked_s"),
     [("7", 7.0), *((absurd, ASKED_MOST_S) for absurd in ("1e9", "inf", "9" * 20, dated(NOW + timedelta(days=3650))))],
 )
-def test_retry_after_is_honoured_up_to_a_bound(api: Scripted, said: str, asked_s: float) -> None:
-    api.answer(Answer(429, status("later"), {"Retry-After": said}), Answer())
+def test_retry_after_is_honoured_and_named_up_to_a_bound(api: Scripted, said: str, asked_s: float) -> None:
+    later = Answer(429, status("later"), {"Retry-After": said})
+    api.answer(later, Answer(), later)
     KubeCluster(api.api, "n", api.clock, api.reporter, 100.0).node()
     assert api.clock.slept == [retry_s(1, asked_s, api.clock.random())]
-    assert ASKED_MOST_S <= 30.0
-
-
-@pytest.mark.parametrize(("said", "asked_s"), [("7", 7.0), ("1e9", ASKED_MOST_S)])
-def test_whoever_asks_once_is_told_for_how_long_to_leave_it_alone(api: Scripted, said: str, asked_s: float) -> None:
-    api.answer(Answer(429, status("later"), {"Retry-After": said}))
     with pytest.raises(ApiUnavailable) as caught:
         api.cluster.api.call("PATCH", "/api/v1/nodes/n", "patch nodes", {}, only_once=True)
-    assert caught.value.asked_s == asked_s
-    assert len(api.requests) == 1
+    assert (caught.value.asked_s, len(api.requests)) == (asked_s, 3)
+    assert ASKED_MOST_S <= 30.0
 
 
 # limits of each request, and SIGTERM
 
 
-class Silent:
-    """A transport without an answer that notes each request, its limits, and whether SIGTERM may end it."""
+class Silent(FakeClock):
+    """A transport without an answer, and its clock: notes requests, their limits, and whether SIGTERM may end them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.limits_s: set[tuple[float, float]] = set()
         self.requests: dict[tuple[str, bool], bool] = {}
-        self.clock = Signalled()
+        self.is_open = False
 
     def cluster(self, budget_s: float) -> KubeCluster:
-        return KubeCluster(self, "n", self.clock, RecordingReporter(), budget_s)
+        return KubeCluster(self, "n", self, RecordingReporter(), budget_s)
 
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
         self.limits_s.add((connect_s, read_s))
-        self.requests[f"{request.method} {request.path.partition('?')[0]}", request.stream] = self.clock.is_open
+        self.requests[f"{request.method} {request.path.partition('?')[0]}", request.stream] = self.is_open
         raise Unreachable("silent")
 
     def renew(self) -> bool:
         return False
-
-
-class Signalled(FakeClock):
-    """A clock that notes whether SIGTERM may end what is done now."""
-
-    is_open = False
 
     @contextmanager
     def interruptible(self) -> Generator[None, None, None]:
@@ -388,29 +312,24 @@ class Signalled(FakeClock):
             self.is_open = False
 
 
-@pytest.mark.parametrize(
-    ("budget_s", "limits", "read_s"),
-    [
+def test_a_budget_bounds_each_attempt_and_leaves_half_for_another() -> None:
+    for budget_s, limits, read_s in (
         (60.0, (), ATTEMPT_S),
         (60.0, (1.5,), 1.5),
         (60.0, (1.5, 60.0), 1.5),
         (60.0, (99.0,), ATTEMPT_S),
         (5.0, (), 2.5),
         (2.0, (1.5,), 1.0),
-        (0.0, (), SHORTEST_ATTEMPT_S),
-    ],
-)
-def test_a_budget_bounds_each_attempt_and_leaves_half_of_a_small_one_for_another(
-    budget_s: float, limits: tuple[float, ...], read_s: float
-) -> None:
-    silent = Silent()
-    cluster = silent.cluster(budget_s)
-    for limit_s in limits:
-        cluster.limit_retries(limit_s)
-    with pytest.raises(ApiUnavailable):
-        cluster.node()
-    cluster.post_event("X", "y", warning=False)
-    assert silent.limits_s == {(min(CONNECT_S, read_s / 2), read_s)}
+        (0.0, (), client.SHORTEST_ATTEMPT_S),
+    ):
+        silent = Silent()
+        cluster = silent.cluster(budget_s)
+        for limit_s in limits:
+            cluster.limit_retries(limit_s)
+        with pytest.raises(ApiUnavailable):
+            cluster.node()
+        cluster.post_event("X", "y", warning=False)
+        assert silent.limits_s == {(min(client.CONNECT_S, read_s / 2), read_s)}
 
 
 def test_reads_end_with_sigterm_and_writes_do_not() -> None:
@@ -443,7 +362,6 @@ def test_a_told_process_does_not_even_begin_to_read(api: Scripted) -> None:
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
-    """The file with the token, which kubeconfig and service account name."""
     path = tmp_path / "token"
     path.write_text("old")
     return path
@@ -456,7 +374,6 @@ def by_kubeconfig(api: Scripted, token: Path, _: pytest.MonkeyPatch) -> str:
 
 
 def by_service_account(api: Scripted, token: Path, patch: pytest.MonkeyPatch) -> str:
-    """As in a pod, but for TLS."""
     make_account(token.parent, token.read_text())
     patch.setattr(in_pod, "SERVICE_ACCOUNT", token.parent)
     patch.setattr(in_pod, "InPod", PlainInPod)
@@ -467,9 +384,8 @@ def by_service_account(api: Scripted, token: Path, patch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(params=[by_kubeconfig, by_service_account])
 def cluster(request: pytest.FixtureRequest, api: Scripted, token: Path, monkeypatch: pytest.MonkeyPatch) -> KubeCluster:
-    """The port, with credentials from disk."""
-    client = load_client(request.param(api, token, monkeypatch))
-    return KubeCluster(client, "n", api.clock, api.reporter, BUDGET_S)
+    found = client.load_client(request.param(api, token, monkeypatch))
+    return KubeCluster(found, "n", api.clock, api.reporter, BUDGET_S)
 
 
 def is_in_pod(cluster: KubeCluster) -> bool:
@@ -495,20 +411,18 @@ def test_a_rotated_token_is_read_anew_at_once(cluster: KubeCluster, api: Scripte
     assert api.clock.slept == []
 
 
-@pytest.mark.parametrize(("took_s", "sent"), [(0.0, 2), (PROMPT_S + 0.1, 1)])
-def test_what_is_asked_once_is_sent_again_after_a_401_that_came_promptly_and_not_after_a_late_one(
-    took_s: float, sent: int
-) -> None:
+@pytest.mark.parametrize(("took_s", "sent"), [(0.0, 2), (client.PROMPT_S + 0.1, 1)])
+def test_what_is_asked_once_is_sent_again_after_a_prompt_401_and_not_after_a_late_one(took_s: float, sent: int) -> None:
     clock, asked = FakeClock(), list[float]()
 
     def attempt() -> str:
         asked.append(clock.monotonic())
         clock.sleep(took_s)
         if len(asked) == 1:
-            raise error_for(401, "patch nodes", "expired", 0.0, is_watch=False)
+            raise client.error_for(401, "patch nodes", "expired", 0.0, is_watch=False)
         return "done"
 
-    retries = Retries(clock, RecordingReporter(), 8.0)
+    retries = client.Retries(clock, RecordingReporter(), 8.0)
     with contextlib.nullcontext() if sent == 2 else pytest.raises(ApiRefused):
         assert retries.run(attempt, lambda: True, only_once=True) == "done"
     assert len(asked) == sent
@@ -551,32 +465,22 @@ def test_a_token_that_cannot_be_read_is_waited_for(
 
 # answers about another object
 
-
 OTHER = {**NODE, "metadata": {**NODE["metadata"], "name": "other"}}
 
 
-@pytest.mark.parametrize(
-    ("ask", "body", "said"),
-    [
+def test_another_object_is_refused_with_both_names(api: Scripted) -> None:
+    for ask, body, said in (
         (KubeCluster.node, OTHER, "get nodes: the API server was asked for Node n and answered with Node other"),
         (KubeCluster.node, json.dumps(NODE).encode(), "asked for Node n and answered with None n"),
         (patched, OTHER, "patch nodes: the API server was asked for Node n and answered with Node other"),
         (KubeCluster.pods, {**NODE, "kind": "NodeList"}, "asked for PodList and answered with NodeList"),
-    ],
-    ids=["node", "no-kind", "patched", "list"],
-)
-def test_another_object_is_refused_with_both_names(api: Scripted, ask: Ask, body: Any, said: str) -> None:
-    api.answer(Answer(body=body))
-    with pytest.raises(ApiUnavailable) as caught:
-        ask(api.cluster)
-    assert said in caught.value.what
-    assert len(api.requests) == 1
-
-
-def test_a_watch_of_another_node_is_broken(api: Scripted) -> None:
-    api.answer(Answer(body=json.dumps({"type": "MODIFIED", "object": OTHER}).encode() + b"\n"))
-    with pytest.raises(WatchBroken, match="the watch of node n sent node other"):
-        list(api.cluster.watch_node("1", 5.0))
+    ):
+        api.start_over()
+        api.answer(Answer(body=body))
+        with pytest.raises(ApiUnavailable) as caught:
+            ask(api.cluster)
+        assert said in caught.value.what
+        assert len(api.requests) == 1
 
 
 def named(kind: str, name: Any, namespace: Any = None) -> dict[str, Any]:
@@ -586,9 +490,8 @@ def named(kind: str, name: Any, namespace: Any = None) -> dict[str, Any]:
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/a/leases"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "said"),
-    [
+def test_what_is_asked_for_is_told_by_the_path() -> None:
+    for method, path, body, said in (
         ("GET", "/api/v1/nodes/n?x=/y", named("Node", "n"), ""),
         ("GET", "/api/v1/nodes/a%2Fb", named("Node", "a/b"), ""),
         ("GET", f"{LEASES}/l", named("Lease", "l", "a"), ""),
@@ -604,12 +507,10 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/a/leases"
         ("GET", "/api/v1/nodes/n", named("Node", "n\n\x1b[2J"), "Node n\\n\\x1b[2J"),
         ("GET", "/apis/resource.k8s.io", {"kind": "APIGroup"}, ""),
         ("POST", "/api/v1/namespaces/a/pods", named("Pod", "made", "a"), ""),
-    ],
-)
-def test_what_is_asked_for_is_told_by_the_path(method: str, path: str, body: dict[str, Any], said: str) -> None:
-    found = other_object(method, path, body)
-    assert found.endswith(said)
-    assert bool(found) == bool(said)
+    ):
+        found = other_object(method, path, body)
+        assert found.endswith(said)
+        assert bool(found) == bool(said)
 
 
 # lists
@@ -632,36 +533,30 @@ def test_a_list_that_expires_between_pages_begins_again(api: Scripted) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "requests", "why"),
+    ("answers", "took_s", "requests", "why"),
     [
-        ((page("p", "t"), GONE) * client.RESTARTS, 2 * client.RESTARTS, "each list expired before its end"),
-        ((page("p", "again"),), client.WHOLE_PAGES, f"the list has more than {client.WHOLE_PAGES} pages"),
-        ((page("p", "t", size=2**20),), 3, "the list has more than 3 MiB"),
+        ((page("p", "t"), GONE) * client.RESTARTS, 0.0, 2 * client.RESTARTS, "each list expired before its end"),
+        ((page("p", "again"),), 0.0, client.WHOLE_PAGES, f"the list has more than {client.WHOLE_PAGES} pages"),
+        ((page("p", "t", size=2**20),), 0.0, 3, "the list has more than 3 MiB"),
+        ((page("p", "again"),), 20.0, 3, "the list did not end in time"),
     ],
-    ids=["expires", "pages", "bytes"],
+    ids=["expires", "pages", "bytes", "seconds"],
 )
 def test_a_list_without_an_end_is_given_up(
-    api: Scripted, answers: tuple[Answer, ...], requests: int, why: str, monkeypatch: pytest.MonkeyPatch
+    api: Scripted, answers: Any, took_s: float, requests: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real = KubeApi.call
+
+    def slow(self: KubeApi, *rest: Any, **options: Any) -> Any:
+        api.clock.sleep(took_s)
+        return real(self, *rest, **options)
+
+    monkeypatch.setattr(KubeApi, "call", slow)
     monkeypatch.setattr(client, "MAX_BODY_BYTES", 3 * 2**20)
     api.answer(*answers)
     with pytest.raises(ApiUnavailable, match=f"list pods: {why}"):
         api.cluster.pods()
     assert len(api.requests) == requests
-
-
-def test_pages_that_come_too_slowly_are_given_up(api: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = KubeApi.call
-
-    def slow(self: KubeApi, *rest: Any, **options: Any) -> Any:
-        api.clock.sleep(20.0)
-        return real(self, *rest, **options)
-
-    monkeypatch.setattr(KubeApi, "call", slow)
-    api.answer(page("p", "again"))
-    with pytest.raises(ApiUnavailable, match="the list did not end in time"):
-        api.cluster.pods()
-    assert len(api.requests) == 3
 
 
 @given(st.lists(st.lists(st.integers(), max_size=4), min_size=1, max_size=6))
