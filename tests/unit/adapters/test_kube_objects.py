@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -16,17 +17,14 @@ from driver_manager.adapters.kube.leases import _as_record
 from driver_manager.adapters.kube.objects import as_claim, as_node, as_pod
 from driver_manager.domain.errors import ApiUnavailable, WatchBroken
 from driver_manager.domain.node import Claim, Pod
-from driver_manager.domain.pods.workloads import is_dra_plugin
-from tests.support.fakes.builders import PROFILES
 
 ATOM = "rebellions.ai/ATOM"
 MIRROR = "kubernetes.io/config.mirror"
 
 
-def pod(spec: Any = None, status: Any = None, **metadata: Any) -> Pod:
-    return as_pod(
-        {"metadata": {"name": "p", "namespace": "ns", "uid": "u", **metadata}, "spec": spec, "status": status}
-    )
+def pod(spec: Any = None, status: Any = None, **more: Any) -> Pod:
+    metadata = {"name": "p", "namespace": "ns", "uid": "u", **more}
+    return as_pod({"metadata": metadata, "spec": spec, "status": status})
 
 
 # a pod's fields
@@ -47,11 +45,9 @@ def digests(containers: list[str], inits: list[str]) -> dict[str, Any]:
     return {"containers": mains, "initContainers": firsts}
 
 
-def asking(*containers: Any, inits: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
-    return {
-        "containers": [{"resources": one} for one in containers],
-        "initContainers": [{"resources": one} for one in inits],
-    }
+def asking(*mains: Any, inits: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    containers, firsts = ([{"resources": one} for one in of] for of in (mains, inits))
+    return {"containers": containers, "initContainers": firsts}
 
 
 def limits(amount: Any = "1", *names: str) -> dict[str, Any]:
@@ -97,22 +93,19 @@ EARLY, LATE, EARLY_S = "2026-01-02T03:04:05Z", "2026-01-02T03:04:06Z", 1_767_323
 DUE_S = 1_700_000_000.0
 THING, SET, JOB = {"kind": "Thing"}, {"kind": "ReplicaSet", "controller": True}, {"kind": "Job", "controller": True}
 STATUSES = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
+MOUNT = {"name": "v", "hostPath": {"path": "/x"}}
+DIGESTS = "config_digest main_digest"
+NO_DIGESTS = ("metadata.annotations['example.com/other']", "metadata.name", "metadata.annotations")
 FIELDS: list[tuple[str, dict[str, Any], Any]] = [
     # the digest of the wanted driver, read where the kubelet reads it
     ("config_digest", {"spec": {"containers": [digest(value="ab12")]}}, "ab12"),
     ("config_digest", {"spec": by_field("metadata.annotations['driver-config-digest']")}, "cd34"),
-    ("config_digest", {"spec": by_field("metadata.annotations['example.com/other']")}, ""),
-    ("config_digest", {"spec": by_field("metadata.name")}, ""),
-    ("config_digest", {"spec": by_field("metadata.annotations")}, ""),
+    *(("config_digest", {"spec": by_field(path)}, "") for path in NO_DIGESTS),
     ("config_digest", {"spec": {"containers": [digest(valueFrom={"configMapKeyRef": {"name": "c"}})]}}, ""),
-    ("config_digest", {"spec": digests(["main", "side"], ["init"])}, "main"),
-    ("main_digest", {"spec": digests(["main", "side"], ["init"])}, "main"),
-    ("config_digest", {"spec": digests(["", "side"], ["init"])}, "side"),
-    ("main_digest", {"spec": digests(["", "side"], ["init"])}, ""),
-    ("config_digest", {"spec": digests([""], ["init"])}, "init"),
-    ("main_digest", {"spec": digests([""], ["init"])}, ""),
-    ("config_digest", {"spec": digests([], ["init"])}, "init"),
-    ("main_digest", {"spec": digests([], ["init"])}, ""),
+    (DIGESTS, {"spec": digests(["main", "side"], ["init"])}, ("main", "main")),
+    (DIGESTS, {"spec": digests(["", "side"], ["init"])}, ("side", "")),
+    (DIGESTS, {"spec": digests([""], ["init"])}, ("init", "")),
+    (DIGESTS, {"spec": digests([], ["init"])}, ("init", "")),
     # extended resources that a container asks for
     *(("resources", {"spec": asking(limits(amount))}, (ATOM,)) for amount in ("1", "16", 1, "1k")),
     *(("resources", {"spec": asking(limits(amount))}, ()) for amount in ("0", 0)),
@@ -120,15 +113,8 @@ FIELDS: list[tuple[str, dict[str, Any], Any]] = [
     ("resources", {"spec": asking({"requests": {ATOM: "1"}})}, (ATOM,)),
     ("resources", {"spec": asking(limits("0"), limits("1"))}, (ATOM,)),
     ("resources", {"spec": asking(inits=(limits("1"),))}, (ATOM,)),
-    (
-        "resources",
-        {
-            "spec": asking(
-                limits("1") | {"requests": {ATOM: "1"}}, {"requests": {"a/b": "1"}}, inits=(limits("1", "a/i", ATOM),)
-            )
-        },
-        (ATOM, "a/b", "a/i"),
-    ),
+    ("resources", {"spec": asking(limits() | {"requests": {ATOM: "1"}}, {"requests": {"a/b": "1"}})}, (ATOM, "a/b")),
+    ("resources", {"spec": asking(limits("1"), inits=(limits("1", "a/i", ATOM),))}, (ATOM, "a/i")),
     *(("resources", {"spec": spec}, ()) for spec in (None, {}, {"containers": None, "initContainers": None})),
     ("resources", {"spec": asking({}, None, {"limits": None, "requests": {}})}, ()),
     # claims by name, by what a template made, and of the scheduler for an extended resource
@@ -142,13 +128,11 @@ FIELDS: list[tuple[str, dict[str, Any], Any]] = [
     ("claims", claiming(None, extended={"resourceClaimName": "p-extended-x"}), ("p-extended-x",)),
     ("claims", claiming(None, extended={}), ()),
     # volumes
-    *(
-        ("has_empty_dir", {"spec": {"volumes": volumes}}, False)
-        for volumes in (None, [], [{"hostPath": {"path": "/x"}}])
-    ),
-    ("has_empty_dir", {"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}, True),
+    *(("has_empty_dir", {"spec": {"volumes": volumes}}, False) for volumes in (None, [], [MOUNT])),
+    ("has_empty_dir host_paths", {"spec": {"volumes": [MOUNT, {"name": "w", "emptyDir": {}}]}}, (True, ("/x",))),
     ("has_empty_dir", {"spec": {"volumes": [{"configMap": {}}, {"emptyDir": {"medium": "Memory"}}]}}, True),
     ("has_empty_dir", {"spec": {"volumes": [{"name": "emptyDir", "secret": {}}]}}, False),
+    ("selector_keys", {"spec": {"nodeSelector": {"a": "b"}}}, frozenset({"a"})),
     # when a pod that was told to end should have
     ("due_s", {"deletionTimestamp": "2023-11-14T22:13:20Z"}, DUE_S),
     ("due_s", {"deletionTimestamp": "2023-11-14T22:13:20+00:00"}, DUE_S),
@@ -162,8 +146,7 @@ FIELDS: list[tuple[str, dict[str, Any], Any]] = [
     ("owner_kind", {"ownerReferences": [THING, JOB]}, "Job"),
     *(("owner_kind", {"ownerReferences": of}, "") for of in ([THING], [THING | {"controller": False}], [], None)),
     # a mirror pod, with the uid that the host has for it
-    ("static_uid", {"annotations": {MIRROR: "0c1f"}}, "0c1f"),
-    ("is_mirror", {"annotations": {MIRROR: "0c1f"}}, True),
+    ("static_uid is_mirror", {"annotations": {MIRROR: "0c1f"}}, ("0c1f", True)),
     *(("is_mirror", {"annotations": notes}, False) for notes in ({"kubernetes.io/config.hash": "0c1f"}, {}, None)),
     *(("labels", {"labels": labels}, labels or {}) for labels in ({"a": "b"}, {}, None)),
     ("phase", {}, "Pending"),
@@ -196,32 +179,7 @@ FIELDS: list[tuple[str, dict[str, Any], Any]] = [
 @pytest.mark.parametrize(("field", "body", "value"), FIELDS)
 def test_a_field_of_a_pod_is_read(field: str, body: dict[str, Any], value: Any) -> None:
     found = pod(**{"annotations": {"driver-config-digest": "cd34"}, **body})
-    assert (getattr(found, field), found.uid) == (value, "u")
-
-
-REGISTRY, PLUGINS = "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins"
-
-
-@pytest.mark.parametrize(
-    ("paths", "selector"),
-    [
-        ((REGISTRY, PLUGINS, "/var/run/cdi", "/", "/run/nvidia/driver"), {}),
-        ((REGISTRY, PLUGINS), {"nvidia.com/gpu.deploy.dra-driver": "true"}),
-    ],
-    ids=["by the driver root", "by its deploy label"],
-)
-def test_the_pod_of_both_of_nvidias_kubelet_plugins_is_a_dra_plugin(
-    paths: tuple[str, ...], selector: dict[str, str]
-) -> None:
-    """As gpu-operator makes it (manifests/state-dra-driver)."""
-    volumes = [{"name": f"v{number}", "hostPath": {"path": path}} for number, path in enumerate(paths)]
-    containers = [{"name": "gpus"}, {"name": "compute-domains"}]
-    found = pod(
-        {"containers": containers, "volumes": [*volumes, {"name": "validations", "emptyDir": {}}]}
-        | {"nodeSelector": selector},
-        labels={"app": "nvidia-dra-driver-kubelet-plugin"},
-    )
-    assert is_dra_plugin(found, PROFILES["nvidia"])
+    assert (attrgetter(*field.split())(found), found.uid) == (value, "u")
 
 
 # claims, in every version that is served
@@ -239,9 +197,8 @@ def claim(devices: Any, status: Any = None) -> Claim:
     return as_claim({"metadata": {"name": "c", "namespace": "ns"}, "spec": {"devices": devices}, "status": status})
 
 
-@pytest.mark.parametrize(
-    ("requests", "given", "classes"),
-    [
+def test_the_classes_of_a_claim_are_read_in_every_served_version() -> None:
+    for requests, allotted, classes in (
         ([EXACT], [], ("npu",)),
         ([{"name": "r", "firstAvailable": [CHOICES[0], {"deviceClassName": "npu"}]}], [], ("big", "npu")),
         ([{"name": "r", "deviceClassName": "npu", "allocationMode": "ExactCount"}], [], ("npu",)),
@@ -254,18 +211,13 @@ def claim(devices: Any, status: Any = None) -> Claim:
         (CHOOSING, ["r/small"], ("npu",)),
         (CHOOSING, ["r"], ("big", "npu")),
         (CHOOSING, ["unknown"], ("big", "npu")),
-    ],
-)
-def test_the_classes_of_a_claim_are_read_in_every_served_version_and_of_choices_those_that_were_given(
-    requests: Any, given: list[str], classes: tuple[str, ...]
-) -> None:
-    found = claim({"requests": requests}, allocated(*({"request": name, "driver": "d"} for name in given)))
-    assert found == Claim("ns", "c", classes, ("d",) if given else ())
+    ):
+        found = claim({"requests": requests}, allocated(*({"request": name, "driver": "d"} for name in allotted)))
+        assert found == Claim("ns", "c", classes, ("d",) if allotted else ())
 
 
-@pytest.mark.parametrize(
-    ("status", "drivers"),
-    [
+def test_the_drivers_of_what_was_allocated_are_read() -> None:
+    for status, drivers in (
         (allocated({"driver": "npu.rebellions.ai", "device": "rbln0"}), ("npu.rebellions.ai",)),
         (allocated({"driver": "a"}, {"driver": "b"}, {"driver": "a"}), ("a", "b")),
         (allocated({"device": "x"}), ()),
@@ -273,11 +225,9 @@ def test_the_classes_of_a_claim_are_read_in_every_served_version_and_of_choices_
         ({"devices": [{"driver": "reported-not-allocated"}]}, ()),
         ({}, ()),
         (None, ()),
-    ],
-)
-def test_the_drivers_of_what_was_allocated_are_read(status: Any, drivers: tuple[str, ...]) -> None:
-    assert claim({}, status).drivers == drivers
-    assert claim(None, status).device_classes == ()
+    ):
+        assert claim({}, status).drivers == drivers
+        assert claim(None, status).device_classes == ()
 
 
 # who set the cordon
@@ -295,45 +245,31 @@ def entry(manager: str, *fields: str) -> dict[str, Any]:
 KUBELET = {"manager": "kubelet", "fieldsV1": {"f:status": {}, "f:metadata": {}}}
 
 
-@pytest.mark.parametrize(
-    ("entries", "manager"),
-    [
+def test_the_manager_of_the_field_is_who_set_the_cordon() -> None:
+    for entries, manager in (
         ((KUBELET, entry("kubectl-taint", "f:taints"), entry("kubectl-cordon", "f:unschedulable")), "kubectl-cordon"),
-        ((), ""),
         ((entry("x", "f:taints"),), ""),
-        (({"manager": "x"},), ""),
-        (({"manager": "x", "fieldsV1": None},), ""),
-        (({"manager": "x", "fieldsV1": {"f:spec": None}},), ""),
+        *((({"manager": "x", **fields},), "") for fields in ({}, {"fieldsV1": None}, {"fieldsV1": {"f:spec": None}})),
         (({"fieldsV1": {"f:spec": {"f:unschedulable": {}}}},), ""),
-    ],
-)
-def test_the_manager_of_the_field_is_who_set_the_cordon(entries: tuple[Any, ...], manager: str) -> None:
-    assert cordoned(*entries) == manager
+    ):
+        assert cordoned(*entries) == manager
+    assert cordoned() == ""
 
 
-PRESSED, READY = (
-    {"type": "DiskPressure", "status": "False"},
-    {"type": "Ready", "status": "True", "lastHeartbeatTime": "t"},
-)
+PRESSED: dict[str, str] = {"type": "DiskPressure", "status": "False"}
+READY = {"type": "Ready", "status": "True", "lastHeartbeatTime": "t"}
 
 
-@pytest.mark.parametrize(
-    ("conditions", "is_ready", "has_heartbeat"),
-    [
+def test_a_node_is_ready_as_its_condition_says() -> None:
+    for conditions, is_ready, has_heartbeat in (
         (None, None, False),
         ([PRESSED], None, False),
         ([PRESSED, READY], True, True),
         ([{"type": "Ready", "status": "Unknown"}], False, False),
-    ],
-)
-def test_a_node_is_ready_as_its_condition_says(conditions: Any, is_ready: bool | None, has_heartbeat: bool) -> None:
-    found = as_node({"metadata": {"name": "n"}, "status": {"conditions": conditions}})
-    assert (found.is_ready, found.has_heartbeat) == (is_ready, has_heartbeat)
-
-
-@pytest.mark.parametrize("fields", [{"managedFields": None}, {}])
-def test_a_node_without_managed_fields_is_read(fields: dict[str, Any]) -> None:
-    assert as_node({"metadata": {"name": "n", **fields}}).cordon_manager == ""
+    ):
+        for fields in ({}, {"managedFields": None}):
+            found = as_node({"metadata": {"name": "n", **fields}, "status": {"conditions": conditions}})
+            assert (found.is_ready, found.has_heartbeat, found.cordon_manager) == (is_ready, has_heartbeat, "")
 
 
 # garbage
@@ -364,27 +300,21 @@ def test_an_object_with_garbage_is_read_or_refused(reader: tuple[Callable[[Any],
 
 # numbers
 
-
-@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400, -(10**400)])
-@pytest.mark.parametrize(
-    ("read", "body"),
-    [
-        (as_pod, lambda number: {"metadata": {"name": "p"}, "spec": {"terminationGracePeriodSeconds": number}}),
-        (as_pod, lambda number: {"metadata": {"name": "p", "deletionGracePeriodSeconds": number}}),
-        (_as_record, lambda number: {"spec": {"leaseDurationSeconds": number}}),
-        (_as_record, lambda number: {"spec": {"leaseTransitions": number}}),
-        (_as_leader, lambda number: {"spec": {"leaseDurationSeconds": number}}),
-        (as_daemon_set, lambda number: {"metadata": {"name": "d", "generation": number}}),
-    ],
-)
-def test_a_number_that_no_field_holds_is_no_answer(read: Any, body: Any, number: int) -> None:
-    with pytest.raises(ApiUnavailable, match="not the object that was asked for"):
-        kube_objects.understood(read, body(number))
-    with pytest.raises(WatchBroken, match="not an event"):
-        sent(read, body(number))
+HUGE = (2**63, -(2**63) - 1, 10**400, -(10**400))
 
 
-def test_a_number_that_cannot_be_converted_is_no_answer() -> None:
-    for guard, refusal in ((kube_objects.understood, ApiUnavailable), (sent, WatchBroken)):
-        with pytest.raises(refusal):
-            guard(lambda body: float(body["n"]), {"n": 10**400})
+def test_a_number_that_no_field_holds_or_that_cannot_be_converted_is_no_answer() -> None:
+    body: Any
+    for read, body in (
+        *((as_pod, {"metadata": {"name": "p"}, "spec": {"terminationGracePeriodSeconds": number}}) for number in HUGE),
+        *((as_pod, {"metadata": {"name": "p", "deletionGracePeriodSeconds": number}}) for number in HUGE),
+        *((_as_record, {"spec": {"leaseDurationSeconds": number}}) for number in HUGE),
+        *((_as_record, {"spec": {"leaseTransitions": number}}) for number in HUGE),
+        *((_as_leader, {"spec": {"leaseDurationSeconds": number}}) for number in HUGE),
+        *((as_daemon_set, {"metadata": {"name": "d", "generation": number}}) for number in HUGE),
+        (lambda body: float(body["n"]), {"n": 10**400}),
+    ):
+        with pytest.raises(ApiUnavailable, match="not the object that was asked for"):
+            kube_objects.understood(read, body)
+        with pytest.raises(WatchBroken, match="not an event"):
+            sent(read, body)
