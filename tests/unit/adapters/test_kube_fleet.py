@@ -15,51 +15,16 @@ from msgspec.structs import replace
 
 from driver_manager.adapters.kube import fleet as kube_fleet
 from driver_manager.adapters.kube.api import RESTARTS, Answer, KubeApi
-from driver_manager.adapters.kube.fleet import (
-    Informer,
-    KubeDesk,
-    as_daemon_set,
-    as_driver_pod,
-    as_fleet_node,
-    as_gate_pod,
-    as_node_driver,
-    as_revision,
-    as_task_pod,
-    node_label_keys,
-    readers,
-)
+from driver_manager.adapters.kube.fleet import KubeDesk, as_fleet_node, as_gate_pod, as_node_driver, readers
 from driver_manager.adapters.kube.objects import understood
 from driver_manager.adapters.kube.transport import EXPIRED
 from driver_manager.cli.options import zone
-from driver_manager.core.fleet_ports import (
-    Change,
-    EventAbout,
-    FactKind,
-    Found,
-    Gone,
-    Leader,
-    Listed,
-    Lost,
-    Seen,
-    Subject,
-)
+from driver_manager.core.fleet_ports import EventAbout, FactKind, Found, Gone, Leader, Listed, Lost, Seen, Subject
 from driver_manager.domain import deadline
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ApiUnavailable, Conflict, Terminated, WatchBroken
-from driver_manager.domain.fleet.spec import (
-    PLURAL,
-    DaemonSetFacts,
-    DriverPod,
-    FleetNode,
-    GatePod,
-    NodeRecord,
-    Revision,
-    RolloutObject,
-    Task,
-    TaskPod,
-    decode_node_record,
-    encode_node_record,
-)
+from driver_manager.domain.fleet import spec as facts
+from driver_manager.domain.fleet.spec import PLURAL, FleetNode, TaskPod, encode_node_record
 from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL, TASKS
 from driver_manager.domain.fleet.upgrade import RunEnd
 from driver_manager.domain.journal import Journal, Owner
@@ -90,7 +55,6 @@ def fleet(scene: FleetScene, tmp_path: Path) -> Iterator[FleetOverHttp]:
 
 
 def label(fleet: FleetOverHttp, value: object) -> None:
-    """Another label of node a."""
     patch = {"metadata": {"labels": {"n": str(value)}}}
     fleet.store.patch("nodes", "a", lambda one: cast(dict[str, Any], apply_merge_patch(one, patch)))
 
@@ -100,22 +64,14 @@ def requests(fleet: FleetOverHttp, verb: str, plural: str = "nodes") -> int:
     return seen.count((verb, plural, "", "controller"))
 
 
-def names(listed: object) -> list[str]:
-    assert isinstance(listed, Listed)
-    return [item.name for item in listed.items]
+def told(fleet: FleetOverHttp, kind: Any) -> Any:
+    return fleet.until_one(kind)
 
 
-def seen_node(change: Change) -> FleetNode:
-    assert isinstance(change, Seen)
-    assert isinstance(change.item.fact, FleetNode)
-    return change.item.fact
-
-
-def lost(fleet: FleetOverHttp) -> str:
-    """Why the next subject is lost."""
-    found = fleet.until_one(Lost)
-    assert isinstance(found, Lost)
-    return found.why
+def followed(fleet: FleetOverHttp, subject: Subject = NODES) -> list[str]:
+    """What is listed first of a subject that alone is followed from now on."""
+    fleet.cluster.follow(frozenset({subject}))
+    return [item.name for item in told(fleet, Listed).items]
 
 
 # what is told
@@ -123,14 +79,12 @@ def lost(fleet: FleetOverHttp) -> str:
 
 @pytest.mark.submission
 def test_a_subject_is_listed_and_then_each_change_is_told(fleet: FleetOverHttp) -> None:
-    fleet.cluster.follow(frozenset({NODES}))
-    assert names(fleet.until_one(Listed)) == ["a", "b"]
+    assert followed(fleet) == ["a", "b"]
     label(fleet, "seen")
-    found = seen_node(fleet.until_one(Seen))
+    found = told(fleet, Seen).item.fact
     assert found.labels["n"] == "seen"
     fleet.store.delete("nodes", "b")
-    gone = fleet.until_one(Gone)
-    assert isinstance(gone, Gone)
+    gone = told(fleet, Gone)
     assert gone.name == "b"
     assert int(gone.version) > int(found.resource_version)
     fleet.cluster.follow(frozenset())
@@ -142,8 +96,7 @@ def test_a_list_comes_in_pages_and_is_told_as_one(fleet: FleetOverHttp, monkeypa
     monkeypatch.setattr(kube_fleet, "PAGE", 2)
     for name in "cde":
         fleet.store.create("nodes", {"metadata": {"name": name}})
-    fleet.cluster.follow(frozenset({NODES}))
-    assert names(fleet.until_one(Listed)) == ["a", "b", "c", "d", "e"]
+    assert followed(fleet) == ["a", "b", "c", "d", "e"]
     assert requests(fleet, "list") == 3
 
 
@@ -156,19 +109,16 @@ def test_each_kind_is_asked_for_where_it_is_and_by_its_selector(fleet: FleetOver
         Subject(FactKind.GATE_PODS, "elsewhere"): [],
     }
     fleet.cluster.follow(frozenset(subjects))
-    told = fleet.until(lambda told: len(told) == len(subjects), "all are listed")
-    assert {one.subject: names(one) for one in told if isinstance(one, Listed)} == subjects
-    pods = Subject(FactKind.DRIVER_PODS, NAMESPACE, "app=driver")
+    found = fleet.until(lambda told: len(told) == len(subjects), "all are listed")
+    assert {one.subject: [item.name for item in one.items] for one in found if isinstance(one, Listed)} == subjects
     fleet.told.clear()
-    fleet.cluster.follow(frozenset({pods}))
-    assert len(names(fleet.until_one(Listed))) == 2
+    assert len(followed(fleet, Subject(FactKind.DRIVER_PODS, NAMESPACE, "app=driver"))) == 2
 
 
 @pytest.mark.submission
 def test_a_watch_whose_version_is_forgotten_lists_again(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_fleet, "WATCH_S", 1.0)
-    fleet.cluster.follow(frozenset({ROLLOUTS}))
-    fleet.until_one(Listed)
+    followed(fleet, ROLLOUTS)
     for number in range(10):  # of other kinds, so that the watch hears of none
         label(fleet, number)
     fleet.store.compact()
@@ -185,77 +135,67 @@ def test_a_watch_whose_version_is_forgotten_lists_again(fleet: FleetOverHttp, mo
 @pytest.mark.shares(3)
 def test_what_happens_between_two_watches_is_told(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_fleet, "WATCH_S", 1.0)
-    fleet.cluster.follow(frozenset({NODES}))
-    fleet.until_one(Listed)
-    seen: set[str] = set()
+    followed(fleet)
     numbers = itertools.count()
     while requests(fleet, "watch") < 3:
         label(fleet, next(numbers))
         fleet.told += fleet.cluster.changes(fleet.clock.monotonic() + 0.05)
     wanted = {str(number) for number in range(next(numbers))}
-    fleet.until(lambda told: labels_in(told, seen) >= wanted, "every change")
+
+    def has_all(told: list[Any]) -> bool:
+        return {cast(Any, one.item.fact).labels["n"] for one in told if isinstance(one, Seen)} >= wanted
+
+    fleet.until(has_all, "every change")
     assert requests(fleet, "list") == 1
-
-
-def labels_in(told: list[Change], seen: set[str]) -> set[str]:
-    seen |= {seen_node(one).labels["n"] for one in told if isinstance(one, Seen)}
-    return seen
 
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
 def test_a_connection_that_is_cut_is_followed_by_another_one_from_where_it_was(fleet: FleetOverHttp) -> None:
-    fleet.cluster.follow(frozenset({NODES}))
-    fleet.until_one(Listed)
+    followed(fleet)
     for number in range(3):
         least = number + 1
         fleet.until(lambda _: requests(fleet, "watch") >= least, "it watches")  # noqa: B023  # asked at once
         fleet.server._http.disconnect()
         label(fleet, number)
-        assert seen_node(fleet.until_one(Seen)).labels["n"] == str(number)
+        assert told(fleet, Seen).item.fact.labels["n"] == str(number)
     assert requests(fleet, "list") == 1
     assert fleet.told == [], "nothing was lost"
 
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_watches_that_break_before_they_tell_anything_are_lost_and_tried_again(
-    fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watches_that_break_at_once_are_lost_then_found(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise WatchBroken("the watch was cut", "")
 
     with monkeypatch.context() as patched:
         patched.setattr(KubeApi, "watch", broken)
-        fleet.cluster.follow(frozenset({NODES}))
-        fleet.until_one(Listed)
-        assert lost(fleet) == "the watch was cut"
-    fleet.until_one(Found)
+        followed(fleet)
+        assert told(fleet, Lost).why == "the watch was cut"
+    told(fleet, Found)
 
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_what_is_refused_is_lost_with_the_reason_and_found_once_it_is_allowed(
-    fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_is_lost_until_it_is_allowed(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline, "REFUSED_S", 0.1)
     fleet.server.deny.append(Deny("watch", "nodes"))
-    fleet.cluster.follow(frozenset({NODES}))
-    fleet.until_one(Listed)
-    why = lost(fleet)
+    followed(fleet)
+    why = told(fleet, Lost).why
     assert "refused to watch nodes (403)" in why
     assert "Grant this account the verb" in why
     fleet.server.deny.clear()
-    fleet.until_one(Found)
+    told(fleet, Found)
 
 
 def test_a_resource_that_is_not_served_is_said_as_such(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_fleet, "_COLLECTIONS", {FactKind.ROLLOUTS: ("/apis/none/v9", "nones", "nones.none")})
     fleet.cluster.follow(frozenset({ROLLOUTS}))
-    assert "list nones.none in namespace rbln-system (404)" in lost(fleet)
+    assert "list nones.none in namespace rbln-system (404)" in told(fleet, Lost).why
 
 
-def test_an_error_of_our_own_in_a_thread_ends_the_loop_with_it(fleet: FleetOverHttp) -> None:
+def test_an_error_of_our_own_in_a_thread_and_a_signal_end_the_loop(fleet: FleetOverHttp) -> None:
     def broken(_: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
@@ -263,26 +203,21 @@ def test_an_error_of_our_own_in_a_thread_ends_the_loop_with_it(fleet: FleetOverH
     fleet.cluster.follow(frozenset({NODES}))
     with pytest.raises(ZeroDivisionError):
         fleet.until(lambda _: False, "it is raised")
-
-
-def test_a_stopped_feed_ends(fleet: FleetOverHttp) -> None:
-    told: list[Any] = []
-    feed = Informer(
-        NODES, fleet.cluster._connect, fleet.cluster._readers[FactKind.NODES], threading.Lock(), told.append
-    )
-    feed.start()
-    fleet.until(lambda _: bool(told), "it lists")
-    feed.stop()
-    label(fleet, "unseen")
-    feed._thread.join(20.0)
-    assert not feed._thread.is_alive()
-    assert len(told) == 1
-
-
-def test_waiting_ends_when_the_process_is_told_to(fleet: FleetOverHttp) -> None:
     fleet.clock._signal = "SIGTERM"
     with pytest.raises(Terminated):
         fleet.cluster.changes(fleet.clock.monotonic() + 60.0)
+
+
+def test_a_stopped_feed_ends(fleet: FleetOverHttp) -> None:
+    sent: list[Any] = []
+    read = fleet.cluster._readers[FactKind.NODES]
+    feed = kube_fleet.Informer(NODES, fleet.cluster._connect, read, threading.Lock(), sent.append)
+    feed.start()
+    fleet.until(lambda _: bool(sent), "it lists")
+    feed.stop()
+    label(fleet, "unseen")
+    feed._thread.join(20.0)
+    assert (feed._thread.is_alive(), len(sent)) == (False, 1)
 
 
 # what is changed
@@ -297,8 +232,7 @@ def test_a_node_gets_state_and_record_in_one_patch_of_the_version_that_was_read(
     read = version(fleet, "nodes", "a")
     item = fleet.cluster.patch_node("a", change, read)
     assert item.version == version(fleet, "nodes", "a") != read
-    assert isinstance(item.fact, FleetNode)
-    assert item.fact.labels["l"] == "x"
+    assert cast(FleetNode, item.fact).labels["l"] == "x"
     with pytest.raises(Conflict, match="a changed since it was read"):
         fleet.cluster.patch_node("a", change, read)
     with pytest.raises(Conflict, match="gone is gone"):
@@ -320,14 +254,13 @@ def test_exactly_the_pod_that_was_meant_is_deleted(fleet: FleetOverHttp, scene: 
 
 
 def test_a_short_lived_pod_is_made_once_and_seen_by_its_label(fleet: FleetOverHttp) -> None:
-    labels = {TASK_LABEL: Task.PREFLIGHT.value}
+    labels = {TASK_LABEL: facts.Task.PREFLIGHT.value}
     body = {"metadata": {"name": "t", "namespace": NAMESPACE, "labels": labels}, "spec": {"nodeName": "a"}}
     made = fleet.cluster.create_pod(NAMESPACE, body)
     assert made is not None
     assert isinstance(made.fact, TaskPod)
     assert fleet.cluster.create_pod(NAMESPACE, body) is None
-    fleet.cluster.follow(frozenset({Subject(FactKind.TASK_PODS, NAMESPACE, TASKS)}))
-    assert names(fleet.until_one(Listed)) == ["t"], "and no driver pod"
+    assert followed(fleet, Subject(FactKind.TASK_PODS, NAMESPACE, TASKS)) == ["t"], "and no driver pod"
     fleet.cluster.delete_pod(NAMESPACE, "t", made.uid)
 
 
@@ -362,11 +295,7 @@ def test_an_event_is_about_the_object_or_a_node_and_is_posted_once_for_each_key(
     fleet.cluster.post_event(EventAbout("a"), "NodeUpgradeFailed", "why", warning=True, key="x" * 500)
     events, _ = fleet.store.list_objects("events")
     said = [(one["metadata"]["namespace"], one["involvedObject"]["kind"], one["type"]) for one in events]
-    assert sorted(said) == [
-        ("default", "Node", "Warning"),
-        (NAMESPACE, "DriverRollout", "Warning"),
-        (NAMESPACE, "DriverRollout", "Warning"),
-    ]
+    assert sorted(said) == [("default", "Node", "Warning"), *[(NAMESPACE, "DriverRollout", "Warning")] * 2]
     assert {one["involvedObject"]["uid"] for one in events} == {"uid-1", "a"}
 
 
@@ -374,63 +303,48 @@ def test_an_event_is_about_the_object_or_a_node_and_is_posted_once_for_each_key(
 
 
 @pytest.fixture
-def api(fleet: FleetOverHttp) -> KubeApi:
-    return KubeApi(fleet.cluster._connect(), FakeClock(), RecordingReporter(), 5.0)
+def desk(fleet: FleetOverHttp) -> KubeDesk:
+    return KubeDesk(KubeApi(fleet.cluster._connect(), FakeClock(), RecordingReporter(), 5.0), readers(KEYS, zone))
 
 
-@pytest.fixture
-def desk(api: KubeApi) -> KubeDesk:
-    return KubeDesk(api, readers(KEYS, zone))
-
-
-def expiring(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """So many lists expire before their end."""
-    whole, left = KubeApi.call, [None] * times
+def test_a_list_that_expires_is_begun_again_and_then_given_up(desk: KubeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, expiring = KubeApi.call, list[int]()
 
     def call(self: KubeApi, method: str, path: str, what: str, *rest: Any, **known: Any) -> dict[str, Any]:
-        if left:
-            left.pop()
+        if expiring:
+            expiring.pop()
             raise Answer(EXPIRED, "the continue token is too old", (), 0.0, what)
         return whole(self, method, path, what, *rest, **known)
 
     monkeypatch.setattr(KubeApi, "call", call)
-
-
-def test_a_list_that_expires_is_begun_again_and_given_up_in_the_end(
-    desk: KubeDesk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expiring(monkeypatch, RESTARTS - 1)
+    expiring += range(RESTARTS - 1)
     assert isinstance(desk.listed(NODES), Listed)
-    expiring(monkeypatch, RESTARTS)
+    expiring += range(RESTARTS)
     with pytest.raises(ApiUnavailable, match="each list expired before its end"):
         desk.listed(NODES)
 
 
-def test_the_keys_of_all_nodes_labels_are_known(api: KubeApi, scene: FleetScene) -> None:
+def test_the_keys_of_all_nodes_labels_are_known(desk: KubeDesk, scene: FleetScene) -> None:
     scene.edit_node("b", {"metadata": {"labels": {"example.com/npu": "true"}}})
-    assert node_label_keys(api) == {"example.com/npu"}
+    assert kube_fleet.node_label_keys(desk._api) == {"example.com/npu"}
 
 
 # wishes
 
 
 def test_a_wish_keeps_what_others_have_written_meanwhile(desk: KubeDesk, scene: FleetScene) -> None:
-    (node, _), (rollout,) = (desk.listed(subject).items for subject in (NODES, ROLLOUTS))
-    assert isinstance(node.fact, FleetNode)
-    assert isinstance(rollout.fact, RolloutObject)
+    node, rollout = (cast(Any, desk.listed(subject).items[0].fact) for subject in (NODES, ROLLOUTS))
     scene.edit_node("a", {"metadata": {"annotations": {"of": "others"}}})
     scene.edit_rollout(maxParallel=7)
-    desk.ask_node(node.fact, {"wish": "true"}, dry_run=False)
-    desk.ask_rollout(rollout.fact, {"paused": True}, {"wish": "1"}, dry_run=False)
+    desk.ask_node(node, {"wish": "true"}, dry_run=False)
+    desk.ask_rollout(rollout, {"paused": True}, {"wish": "1"}, dry_run=False)
     assert scene.node("a")["metadata"]["annotations"] == {"of": "others", "wish": "true"}
     spec = scene.rollout()["spec"]
     assert (spec["maxParallel"], spec["paused"]) == (7, True)
 
 
 def test_a_wish_is_for_the_object_that_was_seen(desk: KubeDesk, scene: FleetScene) -> None:
-    node, rollout = desk.listed(NODES).items[0].fact, desk.listed(ROLLOUTS).items[0].fact
-    assert isinstance(node, FleetNode)
-    assert isinstance(rollout, RolloutObject)
+    node, rollout = (cast(Any, desk.listed(subject).items[0].fact) for subject in (NODES, ROLLOUTS))
     with pytest.raises(Conflict, match="was replaced by another one"):
         desk.ask_rollout(replace(rollout, uid="another"), {"paused": True}, {}, dry_run=False)
     with pytest.raises(Conflict, match="node a was replaced by another one"):
@@ -447,7 +361,7 @@ def test_who_leads_is_as_the_lease_says(desk: KubeDesk, scene: FleetScene) -> No
     assert desk.leader(NAMESPACE, "lead") == Leader("")
     spec = {"holderIdentity": "a", "leaseDurationSeconds": 15, "renewTime": "2026-01-02T03:04:05.000000Z"}
     scene.store.create("leases", {"metadata": {"name": "lead", "namespace": NAMESPACE}, "spec": spec})
-    assert desk.leader(NAMESPACE, "lead") == Leader("a", 1767323045.0, 15.0)
+    assert desk.leader(NAMESPACE, "lead") == Leader("a", MADE_S, 15.0)
 
 
 def test_pods_that_ask_for_a_device_are_seen_on_the_nodes_that_are_meant(desk: KubeDesk, scene: FleetScene) -> None:
@@ -461,13 +375,17 @@ def test_pods_that_ask_for_a_device_are_seen_on_the_nodes_that_are_meant(desk: K
 
 # objects
 
-RECORD = NodeRecord("npu/driver", "r2", 1, "uid-p", "boot", 1.0, 2.0, outcome_s=3.0)
+MADE, MADE_S = "2026-01-02T03:04:05Z", 1_767_323_045.0
+RECORD = facts.NodeRecord("npu/driver", "r2", 1, "uid-p", "boot", 1.0, 2.0, outcome_s=3.0)
 OWNER = [{"kind": "DaemonSet", "uid": "uid-ds", "controller": True}, {"kind": "X", "uid": "other"}]
 
 
+def named(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "namespace": "npu", "uid": "u", "resourceVersion": "7", "creationTimestamp": MADE, **more}
+
+
 def node(labels: dict[str, str] | None = None, notes: dict[str, str] | None = None, **body: Any) -> FleetNode:
-    metadata = {"name": "n", "uid": "u", "resourceVersion": "7", "labels": labels, "annotations": notes}
-    item = readers(KEYS, zone)[FactKind.NODES]({"metadata": metadata, **body})
+    item = readers(KEYS, zone)[FactKind.NODES]({"metadata": named("n", labels=labels, annotations=notes), **body})
     assert (item.name, item.uid, item.version) == ("n", "u", "7")
     assert isinstance(item.fact, FleetNode)
     return item.fact
@@ -475,32 +393,20 @@ def node(labels: dict[str, str] | None = None, notes: dict[str, str] | None = No
 
 def test_a_node_is_read_bare_and_in_full() -> None:
     assert node() == FleetNode("n", "u", "7", is_ready=False)
-    outcome = LastOutcome(NodeState.HELD, 5, "it did not load", ended="2026-01-02T03:04:05Z", since="")
-    found = node(
-        {"rack": "a", KEYS.upgrade_state: "upgrade-failed", KEYS.state: "held", KEYS.skip: "true"},
-        {
-            KEYS.rollout: encode_node_record(RECORD),
-            KEYS.last_outcome: encode(outcome),
-            KEYS.upgrade_enabled: "true",
-            KEYS.upgrade_requested: "true",
-            KEYS.journal: "{}",
-            KEYS.cordon: "true",
-            KEYS.recovery: encode_note(Recovery("reset", RecoveryState.UNDER_WAY)),
-        },
-        spec={"unschedulable": True},
-        status={
-            "nodeInfo": {"bootID": "boot"},
-            "conditions": [{"type": "Ready", "status": "True"}, {"type": "NetworkReady", "status": "Unknown"}],
-        },
-    )
+    outcome = LastOutcome(NodeState.HELD, 5, "it did not load", ended=MADE, since="")
+    recovery = encode_note(Recovery("reset", RecoveryState.UNDER_WAY))
+    notes = {KEYS.rollout: encode_node_record(RECORD), KEYS.last_outcome: encode(outcome), KEYS.recovery: recovery}
+    notes |= {KEYS.journal: "{}"} | dict.fromkeys((KEYS.upgrade_enabled, KEYS.upgrade_requested, KEYS.cordon), "true")
+    labels = {"rack": "a", KEYS.upgrade_state: "upgrade-failed", KEYS.state: "held", KEYS.skip: "true"}
+    conditions = [{"type": "Ready", "status": "True"}, {"type": "NetworkReady", "status": "Unknown"}]
+    status = {"nodeInfo": {"bootID": "boot"}, "conditions": conditions}
+    found = node(labels, notes, spec={"unschedulable": True}, status=status)
     assert (found.unschedulable, found.is_ready, found.boot_id) == (True, True, "boot")
     assert (found.is_skipped, found.is_operated, found.wants_retry) == (True, True, True)
     assert (found.upgrade, found.record, found.record_problem) == ("upgrade-failed", RECORD, "")
-    assert (found.driver_state, found.outcome, found.outcome_s) == (NodeState.HELD, "it did not load", 1767323045.0)
-    assert found.is_cordoned_by_run
-    assert found.recovery is RecoveryState.UNDER_WAY
-    assert found.conditions == {"Ready": "True", "NetworkReady": "Unknown"}
-    assert found.labels["rack"] == "a"
+    assert (found.driver_state, found.outcome, found.outcome_s) == (NodeState.HELD, "it did not load", MADE_S)
+    assert (found.is_cordoned_by_run, found.recovery) == (True, RecoveryState.UNDER_WAY)
+    assert (found.conditions, found.labels["rack"]) == ({"Ready": "True", "NetworkReady": "Unknown"}, "a")
 
 
 def test_a_cordon_is_that_of_a_run_where_the_node_is_taken_and_it_is_marked() -> None:
@@ -513,16 +419,15 @@ def test_a_cordon_is_that_of_a_run_where_the_node_is_taken_and_it_is_marked() ->
 def test_a_record_of_an_earlier_version_does_not_tell_of_an_outcome() -> None:
     before = json.loads(encode_node_record(RECORD))
     del before["outcome"]
-    assert decode_node_record(json.dumps(before)) == replace(RECORD, outcome_s=None)
+    assert facts.decode_node_record(json.dumps(before)) == replace(RECORD, outcome_s=None)
     assert json.loads(encode_node_record(replace(RECORD, outcome_s=None))) == before
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"v":99}', "[]"])
-def test_a_record_that_cannot_be_read_is_a_problem_and_no_error(text: str) -> None:
-    found = node(notes={KEYS.rollout: text, KEYS.last_outcome: text})
-    assert found.record is None
-    assert "cannot be read" in found.record_problem or "version" in found.record_problem
-    assert (found.outcome, found.outcome_s) == ("", None)
+def test_a_record_that_cannot_be_read_is_a_problem_and_no_error() -> None:
+    for text in ("", "{", '{"v":99}', "[]"):
+        found = node(notes={KEYS.rollout: text, KEYS.last_outcome: text})
+        assert (found.record, found.outcome, found.outcome_s) == (None, "", None)
+        assert "cannot be read" in found.record_problem or "version" in found.record_problem
 
 
 def test_a_vendor_without_some_keys_has_nothing_to_read_there() -> None:
@@ -532,82 +437,60 @@ def test_a_vendor_without_some_keys_has_nothing_to_read_there() -> None:
 
 
 def test_a_driver_pod() -> None:
-    metadata = {
-        "name": "p",
-        "namespace": "npu",
-        "uid": "u",
-        "resourceVersion": "3",
-        "ownerReferences": OWNER,
-        "labels": {"controller-revision-hash": "r2"},
-        "creationTimestamp": "2026-01-02T03:04:05Z",
-        "deletionTimestamp": "2026-01-02T03:04:05Z",
-    }
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
     status = {
         "conditions": [{"type": "Ready", "status": "True"}],
         "initContainerStatuses": [{"name": "manager", "state": waiting}, {}],
         "containerStatuses": [{"name": "driver", "state": {"waiting": {"reason": "PodInitializing"}}}],
     }
-    body = {"metadata": metadata, "spec": {"nodeName": "n"}, "status": status}
-    item = readers(KEYS, zone)[FactKind.DRIVER_PODS](body)
+    labels = {"controller-revision-hash": "r2"}
+    metadata = named("p", ownerReferences=OWNER, labels=labels, deletionTimestamp=MADE)
+    item = readers(KEYS, zone)[FactKind.DRIVER_PODS](
+        {"metadata": metadata, "spec": {"nodeName": "n"}, "status": status}
+    )
     assert item.owner == "uid-ds"
-    assert item.fact == DriverPod("npu", "p", "u", "n", "r2", True, True, "manager: CrashLoopBackOff", 1767323045.0)
-    bare = as_driver_pod({"metadata": {"name": "p"}})
-    assert bare == DriverPod("", "p", "", "", "")
+    assert item.fact == facts.DriverPod("npu", "p", "u", "n", "r2", True, True, "manager: CrashLoopBackOff", MADE_S)
+    assert kube_fleet.as_driver_pod({"metadata": {"name": "p"}}) == facts.DriverPod("", "p", "", "", "")
 
 
 CLEARING = Owner("npu/clear", "uid-clear")
 
 
-@pytest.mark.parametrize(
-    ("text", "cleared_by"),
-    [
+def test_a_journal_tells_who_has_cleared_the_node() -> None:
+    for text, cleared_by in (
         ("garbage", ""),
         (journals.encode(Journal(CLEARING, "boot")), ""),
         (journals.encode(Journal(CLEARING, "boot", cleared="r2")), "uid-clear"),
         (journals.encode(Journal(Owner(pid=7), "boot", cleared="r2")), ""),
-    ],
-)
-def test_a_journal_tells_who_has_cleared_the_node(text: str, cleared_by: str) -> None:
-    found = node(notes={KEYS.journal: text})
-    assert (found.is_taken_by_run, found.cleared_by) == (True, cleared_by)
+    ):
+        found = node(notes={KEYS.journal: text})
+        assert (found.is_taken_by_run, found.cleared_by) == (True, cleared_by)
 
 
 def task_pod(**said: Any) -> TaskPod:
-    metadata = {
-        "name": "t",
-        "namespace": "npu",
-        "uid": "u",
-        "creationTimestamp": "2026-01-02T03:04:05Z",
-        "labels": {TASK_LABEL: "preflight", TASK_REVISION_LABEL: "r2"},
-    }
+    metadata = named("t", labels={TASK_LABEL: "preflight", TASK_REVISION_LABEL: "r2"})
     spec = {"nodeName": "n", "containers": [{"name": "m"}, {"name": "pull-driver"}]}
-    return as_task_pod({"metadata": metadata, "spec": spec, "status": said})
-
-
-MADE_S = 1_767_323_045.0
+    return kube_fleet.as_task_pod({"metadata": metadata, "spec": spec, "status": said})
 
 
 def test_a_short_lived_pod_waits_ends_or_never_runs() -> None:
     waits = [{"name": "m", "state": {"waiting": {"reason": "ErrImagePull"}}}]
     found = task_pod(phase="Pending", containerStatuses=waits)
-    assert found == TaskPod("npu", "t", "u", "n", "r2", Task.PREFLIGHT, MADE_S, why_waiting="m: ErrImagePull")
+    assert found == TaskPod("npu", "t", "u", "n", "r2", facts.Task.PREFLIGHT, MADE_S, why_waiting="m: ErrImagePull")
     assert task_pod() == replace(found, why_waiting="")
     result = {"exitCode": 6, "message": "no module", "finishedAt": "2026-01-02T03:04:15Z"}
     found = task_pod(phase="Failed", containerStatuses=[{"name": "m", "state": {"terminated": result}}])
     assert (found.exit_code, found.has_ended, found.message, found.ended_s) == (6, True, "no module", MADE_S + 10.0)
-    found = task_pod(phase="Failed", reason="OutOfcpu", message="Node didn't have enough resource: cpu")
-    assert (found.exit_code, found.has_ended) == (None, True)
-    assert found.message == "OutOfcpu Node didn't have enough resource: cpu"
+    found = task_pod(phase="Failed", reason="OutOfcpu", message="Not enough: cpu")
+    assert (found.exit_code, found.has_ended, found.message) == (None, True, "OutOfcpu Not enough: cpu")
 
 
 ENDED_BADLY = {"terminated": {"exitCode": 6, "message": "exit 6: no module"}}
 ENDED_WELL = {"terminated": {"exitCode": 0}}
 
 
-@pytest.mark.parametrize(
-    ("status", "end", "is_running"),
-    [
+def test_the_end_of_a_run_is_that_of_the_manager() -> None:
+    for status, end, is_running in (
         ({}, None, False),
         ({"state": {"running": {}}}, None, True),
         ({"state": ENDED_WELL}, RunEnd(0, ""), False),
@@ -615,24 +498,22 @@ ENDED_WELL = {"terminated": {"exitCode": 0}}
         ({"state": {"waiting": {}}, "lastState": ENDED_BADLY}, RunEnd(6, "exit 6: no module"), False),
         ({"state": {"running": {}}, "lastState": ENDED_WELL}, None, True),
         ({"state": ENDED_WELL, "lastState": ENDED_BADLY}, RunEnd(0, ""), False),
-    ],
-)
-def test_the_end_of_a_run_is_that_of_the_manager(status: Any, end: RunEnd | None, is_running: bool) -> None:
-    others = {"name": "other", "state": {"terminated": {"exitCode": 1}}}
-    manager = {"name": "m", "args": ["reconcile-driver-state"], "env": [{"name": "DRIVER_PROFILE", "value": "amd"}]}
-    owner = {"kind": "DaemonSet", "name": "driver", "uid": "ds", "controller": True}
-    body: dict[str, Any] = {
-        "metadata": {"name": "p", "uid": "u", "namespace": "npu", "ownerReferences": [owner]},
-        "spec": {"nodeName": "n", "initContainers": [{"name": "other"}, manager]},
-        "status": {"initContainerStatuses": [others, {"name": "m", **status}]},
-    }
-    found = as_node_driver(body)
-    assert found is not None
-    assert (found.end, found.is_running, found.daemon_set) == (end, is_running, "driver")
-    assert (found.profile, found.pod.uid) == ("amd", "u")
-    owner["kind"] = "ReplicaSet"
-    assert as_node_driver(body) is None
-    assert as_node_driver({**body, "spec": {}}) is None
+    ):
+        others = {"name": "other", "state": {"terminated": {"exitCode": 1}}}
+        manager = {"name": "m", "args": ["reconcile-driver-state"], "env": [{"name": "DRIVER_PROFILE", "value": "amd"}]}
+        owner = {"kind": "DaemonSet", "name": "driver", "uid": "ds", "controller": True}
+        body: dict[str, Any] = {
+            "metadata": named("p", ownerReferences=[owner]),
+            "spec": {"nodeName": "n", "initContainers": [{"name": "other"}, manager]},
+            "status": {"initContainerStatuses": [others, {"name": "m", **status}]},
+        }
+        found = as_node_driver(body)
+        assert found is not None
+        assert (found.end, found.is_running) == (end, is_running)
+        assert (found.daemon_set, found.profile, found.pod.uid) == ("driver", "amd", "u")
+        owner["kind"] = "ReplicaSet"
+        assert as_node_driver(body) is None
+        assert as_node_driver({**body, "spec": {}}) is None
 
 
 def both(first: int, other: dict[str, Any]) -> list[dict[str, Any]]:
@@ -660,58 +541,47 @@ def test_a_short_lived_pod_has_ended_well_once_it_has_pulled_what_it_was_to_pull
 
 def test_a_gate_pod_that_leaves_is_not_ready() -> None:
     status = {"conditions": [{"type": "Ready", "status": "True"}]}
-    metadata = {"name": "v", "namespace": "m", "labels": {"app": "v"}}
-    body = {"metadata": metadata, "spec": {"nodeName": "n"}, "status": status}
-    assert as_gate_pod(body) == GatePod("m", "n", {"app": "v"}, is_ready=True)
-    leaving = {**body, "metadata": {**metadata, "deletionTimestamp": "now"}}
-    assert as_gate_pod(leaving) == GatePod("m", "n", {"app": "v"}, is_ready=False)
+    for leaving in ({}, {"deletionTimestamp": "now"}):
+        body = {"metadata": named("v", labels={"app": "v"}, **leaving), "spec": {"nodeName": "n"}, "status": status}
+        assert as_gate_pod(body) == facts.GatePod("npu", "n", {"app": "v"}, is_ready=not leaving)
 
 
-def daemon_set(**spec: Any) -> DaemonSetFacts:
-    metadata = {"name": "driver", "namespace": "npu", "uid": "u", "resourceVersion": "5", "generation": 3}
-    return as_daemon_set({"metadata": metadata, "spec": spec, "status": {"observedGeneration": 3}})
+def daemon_set(observed: int | None = 3, **spec: Any) -> facts.DaemonSetFacts:
+    body = {"metadata": named("driver", generation=3), "spec": spec, "status": {"observedGeneration": observed}}
+    return kube_fleet.as_daemon_set(body)
 
 
 def test_a_daemonset_with_every_form_of_a_selector() -> None:
-    found = daemon_set(
-        selector={
-            "matchLabels": {"b": "2", "a": "1"},
-            "matchExpressions": [
-                {"key": "c", "operator": "In", "values": ["x", "y"]},
-                {"key": "d", "operator": "NotIn", "values": ["z"]},
-                {"key": "e", "operator": "Exists"},
-                {"key": "f", "operator": "DoesNotExist"},
-            ],
-        },
-        updateStrategy={"type": "OnDelete"},
-        template={"spec": {"nodeSelector": {"npu": "true", "arch": "arm"}}},
-    )
+    expressions = [
+        {"key": "c", "operator": "In", "values": ["x", "y"]},
+        {"key": "d", "operator": "NotIn", "values": ["z"]},
+        {"key": "e", "operator": "Exists"},
+        {"key": "f", "operator": "DoesNotExist"},
+    ]
+    selector = {"matchLabels": {"b": "2", "a": "1"}, "matchExpressions": expressions}
+    template = {"spec": {"nodeSelector": {"npu": "true", "arch": "arm"}}}
+    found = daemon_set(selector=selector, updateStrategy={"type": "OnDelete"}, template=template)
     assert found.pods == "a=1,b=2,c in (x,y),d notin (z),e,!f"
     assert found.update_strategy == "OnDelete"
     assert found.places.selector.text == "arch=arm,npu=true"
     assert found.is_current
     for observed in (2, None):
-        unseen = as_daemon_set({"metadata": {"name": "d", "generation": 3}, "status": {"observedGeneration": observed}})
-        assert not unseen.is_current, "its controller has not seen it"
+        assert not daemon_set(observed).is_current, "its controller has not seen it"
     assert daemon_set().update_strategy == "RollingUpdate", "the default of the API"
-
-
-def test_a_revision_without_a_template_has_none() -> None:
-    assert as_revision({"metadata": {"name": "other"}}) == Revision("other", "", 0, "")
+    assert kube_fleet.as_revision({"metadata": {"name": "other"}}) == facts.Revision("other", "", 0, "")  # no template
 
 
 def test_a_rollout_is_read_whatever_is_wrong_with_it() -> None:
     for spec in ({"daemonSet": "driver"}, {}, "nonsense", None):
-        body = {"metadata": {"name": "r", "namespace": "npu", "uid": "u"}, "spec": spec}
-        found = readers(KEYS, zone)[FactKind.ROLLOUTS](body).fact
-        assert isinstance(found, RolloutObject)
+        found = readers(KEYS, zone)[FactKind.ROLLOUTS]({"metadata": named("r"), "spec": spec}).fact
+        assert isinstance(found, facts.RolloutObject)
         assert bool(found.problems) is (found.policy is None)
 
 
-@pytest.mark.parametrize("metadata", [{"name": 1}, {"name": "n", "labels": []}, {"name": "n", "labels": {"a": 1}}])
-def test_what_is_no_node_is_an_error_of_the_answer(metadata: Any) -> None:
-    with pytest.raises(ApiUnavailable, match="is not the object that was asked for"):
-        understood(readers(KEYS, zone)[FactKind.NODES], {"metadata": metadata})
+def test_what_is_no_node_is_an_error_of_the_answer() -> None:
+    for metadata in ({"name": 1}, {"name": "n", "labels": []}, {"name": "n", "labels": {"a": 1}}):
+        with pytest.raises(ApiUnavailable, match="is not the object that was asked for"):
+            understood(readers(KEYS, zone)[FactKind.NODES], {"metadata": metadata})
 
 
 @pytest.mark.submission
