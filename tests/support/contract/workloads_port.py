@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from driver_manager.adapters.kube.node import KubeCluster
-from driver_manager.domain.errors import ApiRefused, NodeMissing
-from driver_manager.domain.node import FIELD_MANAGER, Claim, EvictionOutcome, NodeChange, Pod
+from driver_manager.domain.errors import ApiRefused
+from driver_manager.domain.node import FIELD_MANAGER, Claim, EvictionOutcome, Node, NodeChange, Pod
 from tests.support.contract.cluster_port import KEY, PODS, Target
 from tests.support.control_plane.api import Json, wait_until
 
@@ -54,46 +54,27 @@ class WorkloadsContract:
 
     # the Node's changes
 
-    def test_a_watch_of_the_node_tells_its_changes_and_those_of_no_other(self, target: Target) -> None:
+    def test_a_watch_of_the_node_tells_its_changes_and_goes_on_from_any_version_it_gave(self, target: Target) -> None:
         name, other = target.make_node(), target.make_node()
         cluster = target.cluster(name)
         version = cluster.node().resource_version
         for value in ("one", "two"):
             target.api.patch(node_path(other), {"metadata": {"labels": {"other": value}}})
             target.api.patch(node_path(name), {"metadata": {"labels": {"other": value}}})
-        seen = []
+        seen: list[Node] = []
         with contextlib.closing(cluster.watch_node(version, 30)) as watch:
-            for node in watch:
-                seen.append((node.name, node.labels["other"]))
-                if node.labels["other"] == "two":
-                    break
-        assert seen == [(name, "one"), (name, "two")]
-
-    def test_a_watch_of_the_node_goes_on_from_any_version_it_gave(self, target: Target) -> None:
-        name = target.make_node()
-        cluster = target.cluster(name)
-        version = cluster.node().resource_version
-        for value in ("one", "two"):
-            target.api.patch(node_path(name), {"metadata": {"labels": {"other": value}}})
-        first = next(cluster.watch_node(version, 30))
-        second = next(cluster.watch_node(first.resource_version, 30))
-        assert (first.labels["other"], second.labels["other"]) == ("one", "two")
-        assert replace(second, cordon_manager="") == replace(cluster.node(), cordon_manager="")
-
-    def test_a_node_that_is_deleted_while_it_is_watched_is_missing(self, target: Target) -> None:
-        name = target.make_node()
-        cluster = target.cluster(name)
-        version = cluster.node().resource_version
-        target.api.delete(node_path(name))
-        with pytest.raises(NodeMissing, match=name):
-            list(cluster.watch_node(version, 30))
+            while not seen or seen[-1].labels["other"] != "two":
+                seen.append(next(watch))
+        assert [(node.name, node.labels["other"]) for node in seen] == [(name, "one"), (name, "two")]
+        assert next(cluster.watch_node(seen[0].resource_version, 30)) == seen[1]
+        assert replace(seen[1], cordon_manager="") == replace(cluster.node(), cordon_manager="")
 
     @pytest.mark.submission
     def test_a_watch_of_the_node_with_nothing_to_tell_ends_quietly_in_time(self, target: Target) -> None:
         cluster = target.cluster(target.make_node())
         assert list(cluster.watch_node(cluster.node().resource_version, 1)) == []
 
-    def test_who_may_not_watch_or_evict_is_refused_by_name_of_verb_and_resource(self, target: Target) -> None:
+    def test_who_may_not_watch_evict_or_list_claims_is_refused_by_verb_and_resource(self, target: Target) -> None:
         name = target.make_node()
         target.make_pod(name)
         pod = only_pod(target.cluster(name))
@@ -102,6 +83,8 @@ class WorkloadsContract:
             next(refused.watch_node("0", 5))
         with pytest.raises(ApiRefused, match="create pods/eviction"):
             refused.evict(pod)
+        with pytest.raises(ApiRefused, match=r"list resourceclaims\.resource\.k8s\.io"):
+            refused.claims(["default"])
         assert only_pod(target.cluster(name)) == pod
 
     # whose cordon it is
@@ -122,12 +105,14 @@ class WorkloadsContract:
 
     # evictions
 
-    def test_an_evicted_pod_terminates_with_its_own_grace(self, target: Target) -> None:
+    def test_an_evicted_pod_ends_with_its_own_grace_and_a_rehearsal_changes_nothing(self, target: Target) -> None:
         name = target.make_node()
         target.make_pod(name, grace_s=30)
         cluster = target.cluster(name)
         pod = only_pod(cluster)
         assert pod.termination_grace_s == 30
+        assert cluster.evict(pod, dry_run=True).outcome is ACCEPTED
+        assert only_pod(cluster) == pod
         assert cluster.evict(pod).outcome is ACCEPTED
         after = only_pod(cluster)
         assert (after.uid, after.deleting, after.grace_period_s) == (pod.uid, True, 30)
@@ -143,16 +128,8 @@ class WorkloadsContract:
         assert found == {pod.uid: ACCEPTED for pod in pods}
         assert all(pod.deleting for pod in cluster.pods().pods)
 
-    def test_a_rehearsed_eviction_changes_nothing(self, target: Target) -> None:
-        name = target.make_node()
-        target.make_pod(name, grace_s=30)
-        cluster = target.cluster(name)
-        pod = only_pod(cluster)
-        assert cluster.evict(pod, dry_run=True).outcome is ACCEPTED
-        assert only_pod(cluster) == pod
-
     @pytest.mark.submission
-    def test_a_pod_that_is_gone_is_told_so_and_its_namesake_is_left_alone(self, target: Target) -> None:
+    def test_a_pod_that_is_gone_is_told_so_unless_a_budget_guards_its_namesake(self, target: Target) -> None:
         name = target.make_node()
         same = target.make_pod(name)
         cluster = target.cluster(name, budget_s=60.0)  # the server looks for 10 s whether the uid comes to fit
@@ -164,6 +141,10 @@ class WorkloadsContract:
         new = only_pod(cluster)
         assert (str(new), new.uid == old.uid) == (str(old), False)
         assert cluster.evict(old).outcome is GONE
+        assert only_pod(cluster) == new
+        with budget(target, same):
+            new = only_pod(cluster)
+            assert cluster.evict(old).outcome is BLOCKED, "a budget is judged by name: who evicts looks who is there"
         assert only_pod(cluster) == new
 
     @pytest.mark.parametrize(
@@ -183,19 +164,6 @@ class WorkloadsContract:
             assert only_pod(cluster) == pod
         assert cluster.evict(pod).outcome is ACCEPTED
 
-    def test_a_budget_is_judged_by_name_before_the_uid_is_looked_at(self, target: Target) -> None:
-        name = target.make_node()
-        same = target.make_pod(name)
-        cluster = target.cluster(name)
-        old = only_pod(cluster)
-        target.delete_pod(same)
-        wait_until(lambda: not cluster.pods().pods, "the pod is gone")
-        target.make_pod(name, same, grace_s=30)
-        with budget(target, same):
-            new = only_pod(cluster)
-            assert cluster.evict(old).outcome is BLOCKED, "whoever evicts has to look who is there"
-        assert only_pod(cluster) == new
-
     # claims
 
     def test_claims_are_read_from_the_namespaces_asked_for(self, target: Target) -> None:
@@ -212,7 +180,3 @@ class WorkloadsContract:
         assert found.drivers == ("npu.rebellions.ai",)
         assert [claim for claim in cluster.claims(["kube-system"]) if claim.name == name] == []
         assert cluster.claims([]) == ()
-
-    def test_claims_that_may_not_be_read_are_refused_and_not_none(self, target: Target) -> None:
-        with pytest.raises(ApiRefused, match=r"list resourceclaims\.resource\.k8s\.io"):
-            target.cluster("any-node", refused=True).claims(["default"])
