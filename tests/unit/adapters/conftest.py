@@ -1,4 +1,4 @@
-"""A host's folders, and the API server of the Kubernetes adapters: it answers as each test tells it."""
+"""Host folders, a real clock, and the API server of the Kubernetes adapters: it answers as each test says."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.adapters.process.clock import LoopClock
 from tests.support.fakes.host_folders import Tree
 from tests.support.fakes.scripted_api import TRANSPORTS, Scripted
+from tests.support.fakes.signals import signals_kept
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
@@ -29,3 +31,12 @@ def api(running: Scripted) -> Scripted:
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
+
+
+@pytest.fixture
+def clock() -> Iterator[LoopClock]:
+    """The real clock of a loop, which hears signals."""
+    with signals_kept():
+        made = LoopClock()
+        made.install()
+        yield made

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,21 +26,12 @@ from driver_manager.domain.journal import Owner
 from tests.support.fakes.host_folders import is_alive
 from tests.support.fakes.npu_smi_tool import HEALTHY, StandIn
 from tests.support.fakes.pace import patient
-from tests.support.fakes.signals import signals_kept
 
 QUICK_S = 0.2
 BEGUN_S = 2.0
 """For a tool that has to have begun by then."""
 
 Run = Callable[[Sequence[str], Mapping[str, str], float], Result]
-
-
-@pytest.fixture
-def clock() -> Iterator[LoopClock]:
-    with signals_kept():
-        clock = LoopClock()
-        clock.install()
-        yield clock
 
 
 @pytest.fixture(params=["run", "supervisor"])
@@ -77,26 +70,20 @@ def test_status_output_and_arguments_are_those_of_the_tool(ran: Run, tool: Stand
     assert "\ufffd" in ran([str(tool.path)], {}, 60.0).out
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "mode", "status"),
-    [
+def test_what_cannot_run_ends_as_in_sh(ran: Run, tmp_path: Path) -> None:
+    for name, text, mode, status in (
         ("/", "", 0, NOT_RUNNABLE),
         ("no-such-tool", "", 0, NOT_FOUND),
-        ("{folder}/absent", "", 0, NOT_FOUND),
-        ("{folder}/tool", "#!/bin/sh\n", 0o644, NOT_RUNNABLE),
-        ("{folder}/tool", "#!/no/such\n", 0o755, NOT_FOUND),
-    ],
-)
-def test_a_tool_that_cannot_run_has_a_shells_status(
-    ran: Run, tmp_path: Path, name: str, content: str, mode: int, status: int
-) -> None:
-    path = Path(name.format(folder=tmp_path))
-    if content:
-        path.write_text(content)
-        path.chmod(mode)
-    result = ran([str(path)], {}, 10.0)
-    assert result.status == status
-    assert str(path) in result.last_line
+        (f"{tmp_path}/absent", "", 0, NOT_FOUND),
+        (f"{tmp_path}/tool", "#!/bin/sh\n", 0o644, NOT_RUNNABLE),
+        (f"{tmp_path}/tool", "#!/no/such\n", 0o755, NOT_FOUND),
+    ):
+        if text:
+            Path(name).write_text(text)
+            Path(name).chmod(mode)
+        result = ran([name], {}, 10.0)
+        assert result.status == status
+        assert name in result.last_line
 
 
 def test_a_tool_gets_a_short_environment_no_descriptor_and_no_input(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,20 +122,18 @@ def test_no_child_no_descriptor_and_no_zombie_is_left_and_a_child_delays_nothing
     assert [pid for pid in tool.starts if Path(f"/proc/{pid}").exists()] == []
 
 
-@pytest.mark.parametrize(
-    ("out", "err", "line"),
-    [("a\nb\n", "", "b"), ("a", "x\n y \n\n", "y"), ("", "", "exit status 3, no output"), ("", "z" * 999, "z" * 300)],
-)
-def test_the_last_line_of_a_result(out: str, err: str, line: str) -> None:
-    assert Result(3, out, err).last_line == line
+def test_a_result_has_a_last_line_and_a_name_of_no_program_a_result() -> None:
+    assert run(["a\0b"]).status == NOT_RUNNABLE
+    for out, err, line in (
+        ("a\nb\n", "", "b"),
+        ("a", "x\n y \n\n", "y"),
+        ("", "", "exit status 3, no output"),
+        ("", "z" * 999, "z" * 300),
+    ):
+        assert Result(3, out, err).last_line == line
 
 
 # run
-
-
-def test_a_name_that_is_no_program_raises_nothing() -> None:
-    assert run(["a\0b"]).status == NOT_RUNNABLE
-
 
 PRINTING = """
 import resource, sys, time
@@ -174,15 +159,11 @@ print(ran.status, len(ran.out), len(ran.err), more_kib // 1024, time.monotonic()
     ],
     ids=["output", "errors", "without end", "of a child", "of a child that leaves"],
 )
-def test_too_much_output_is_discarded_and_takes_no_memory_and_no_time(
-    script: str, limit_s: float, found: list[int | None], bound_s: float
-) -> None:
+def test_too_much_output_takes_no_memory_and_no_time(script: str, limit_s: float, found: Any, bound_s: float) -> None:
     argv = [sys.executable, "-c", PRINTING, script, str(limit_s)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
     *numbers, more_mib, took_s = done.stdout.split()
-    assert [int(one) for one, wanted in zip(numbers, found, strict=True) if wanted is not None] == [
-        one for one in found if one is not None
-    ]
+    assert all(wanted in (None, int(number)) for number, wanted in zip(numbers, found, strict=True)), numbers
     assert float(more_mib) < 40
     assert float(took_s) < patient(bound_s)
 
@@ -239,33 +220,23 @@ def test_told_to_end_in_the_middle_the_tool_is_killed_and_nobody_waited_for(cloc
     os.waitpid(pid, 0)
 
 
-class Unkillable:
-    """A child in uninterruptible sleep, played by one that KILL is kept from."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.signals: list[tuple[int, int]] = []
-        self._kill, self._killpg = os.kill, os.killpg
-        monkeypatch.setattr(os, "kill", lambda pid, number: self._note(self._kill, pid, number))
-        monkeypatch.setattr(os, "killpg", lambda pid, number: self._note(self._killpg, pid, number))
-
-    def _note(self, real: object, pid: int, number: int) -> None:
-        assert callable(real)
-        if number in (signal.SIGKILL, signal.SIGTERM):
-            self.signals.append((pid, number))
-        else:
-            real(pid, number)
-
-    def end(self, group: int) -> None:
-        self._killpg(group, signal.SIGKILL)
-
-
 @pytest.mark.submission
 @pytest.mark.shares(3)
 def test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled(
     clock: LoopClock, tool: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KILL_S", QUICK_S)
-    stuck = Unkillable(monkeypatch)
+    sent, real = set[int](), {name: getattr(os, name) for name in ("kill", "killpg")}
+
+    def send(name: str, pid: int, number: int) -> None:
+        """As to a child in uninterruptible sleep: neither signal reaches it."""
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            sent.add(number)
+        else:
+            real[name](pid, number)
+
+    for name in real:
+        monkeypatch.setattr(os, name, partial(send, name))
     supervisor = Supervisor(clock)
     tool.be("hang")
     begun = time.monotonic()
@@ -275,7 +246,7 @@ def test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled(
     left = supervisor.stuck
     assert left is not None
     assert (supervisor.abandoned, left.pid) == (1, pid)
-    assert {number for _, number in stuck.signals} == {signal.SIGTERM, signal.SIGKILL}
+    assert sent == {signal.SIGTERM, signal.SIGKILL}
     for _ in range(3):
         with pytest.raises(StillStuckError, match=str(pid)):
             supervisor.run([str(tool.path)], {}, QUICK_S)
@@ -284,7 +255,7 @@ def test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled(
     with pytest.raises(StillStuckError):
         successor.run([str(tool.path)], {}, QUICK_S)
     assert tool.starts == [pid]
-    stuck.end(pid)
+    real["killpg"](pid, signal.SIGKILL)
     end = time.monotonic() + 5.0
     while supervisor.stuck and time.monotonic() < end:
         clock.turn(clock.monotonic() + 0.01)
@@ -293,9 +264,7 @@ def test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled(
     assert (supervisor.abandoned, supervisor.stuck, successor.stuck) == (1, None, None)
 
 
-def test_a_process_that_cannot_be_made_leaves_nothing_open(
-    clock: LoopClock, tool: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_cannot_be_made_leaves_nothing_open(clock: LoopClock, monkeypatch: pytest.MonkeyPatch) -> None:
     before = descriptors()
 
     def no_process() -> int:
@@ -303,7 +272,7 @@ def test_a_process_that_cannot_be_made_leaves_nothing_open(
 
     monkeypatch.setattr(os, "fork", no_process)
     with pytest.raises(OSError, match="temporarily unavailable"):
-        Supervisor(clock).run([str(tool.path)], {}, 1.0)
+        Supervisor(clock).run(["/bin/true"], {}, 1.0)
     assert descriptors() == before
     clock.turn(clock.monotonic() + 0.01)
 
@@ -311,6 +280,7 @@ def test_a_process_that_cannot_be_made_leaves_nothing_open(
 AS_INIT = """
 import ctypes, os, sys
 from pathlib import Path
+from typing import Any
 from driver_manager.adapters.process import supervisor, tools
 from driver_manager.adapters.process.clock import LoopClock
 assert ctypes.CDLL(None).prctl(tools.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
@@ -327,9 +297,7 @@ print(len(left))
 
 
 @pytest.mark.parametrize(("role", "left"), [("init", "0\n"), ("reaper", "0\n"), ("another process", "1\n")])
-def test_a_process_that_orphans_come_to_reaps_also_what_left_the_tools_group(
-    tmp_path: Path, role: str, left: str
-) -> None:
+def test_a_process_that_orphans_come_to_reaps_what_left_the_tools_group(tmp_path: Path, role: str, left: str) -> None:
     gone = tmp_path / "gone"
     # The tool ends when what it started has ended, outside of its session, and has become the init process' child.
     tool = f"(setsid sh -c 'echo $$ > {gone}' &); until grep -qs '^State:.Z' /proc/$(cat {gone})/status; do :; done"
@@ -392,13 +360,11 @@ status = tool(["sh", "-c", sys.argv[1]], float(sys.argv[2]))
 print(status, round(time.monotonic() - begun, 1), apart.poll(), *(pid for pid, _ in tools._children()))
 apart.kill()
 """
-STARTERS = pytest.mark.parametrize("starter", [BY_RUN, BY_SUPERVISOR], ids=["run", "supervisor"])
 LEAVING = "setsid {child} >/dev/null 2>&1 & until [ -s {notes} ]; do sleep 0.01; done"
 GRANDCHILD = "sh -c 'echo $$ >> {notes}; exec sleep 300'"
 
 
 def left_behind(notes: Path) -> list[int]:
-    """What the tool left, as it noted itself."""
     return [int(line) for line in notes.read_text().split()]
 
 
@@ -413,7 +379,7 @@ def started(starter: str, script: str, timeout_s: float = 20.0) -> tuple[str, fl
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-@STARTERS
+@pytest.mark.parametrize("starter", [BY_RUN, BY_SUPERVISOR], ids=["run", "supervisor"])
 @pytest.mark.parametrize(
     ("way", "end", "timeout_s", "status"),
     [
@@ -498,20 +464,13 @@ def test_the_command_of_a_reboot_may_go_on_after_it_has_ended(tmp_path: Path) ->
 # who a process is
 
 
-def test_this_process_lives_and_is_itself() -> None:
+def test_this_process_lives_and_another_one_with_its_pid_is_not_it() -> None:
     me = this_process("boot")
-    assert me.pid == os.getpid()
-    assert me.boot_id == "boot"
-    assert me.start_ticks > 0
+    assert (me.pid, me.boot_id, me.start_ticks > 0) == (os.getpid(), "boot", True)
     assert process_lives(me, Path("/nowhere"))
-
-
-def test_another_process_with_the_same_pid_is_not_it() -> None:
-    me = this_process("boot")
-    assert not process_lives(
-        Owner(pid=me.pid, start_ticks=me.start_ticks + 1, pid_namespace=me.pid_namespace), Path("/proc")
-    )
-    assert not process_lives(Owner(pid=2**22 + 1, start_ticks=1, pid_namespace=me.pid_namespace), Path("/proc"))
+    for pid, ticks in ((me.pid, me.start_ticks + 1), (2**22 + 1, 1)):
+        other = Owner(pid=pid, start_ticks=ticks, pid_namespace=me.pid_namespace)
+        assert not process_lives(other, Path("/proc"))
 
 
 @pytest.fixture
@@ -527,27 +486,16 @@ def host_proc(tmp_path: Path) -> Path:
 
 
 def another(pid: int = 7, ticks: int = 5000) -> Owner:
-    """A process of another namespace."""
     return Owner(pid=pid, start_ticks=ticks, pid_namespace=1)
 
 
-@pytest.mark.parametrize(
-    ("pid", "ticks", "answer"), [(7, 5000, True), (4711, 5000, False), (7, 5001, False), (8, 5000, False)]
-)
-def test_a_process_of_another_namespace_is_found_by_its_inner_pid_and_start(
-    host_proc: Path, pid: int, ticks: int, answer: bool
-) -> None:
-    assert process_lives(another(pid, ticks), host_proc) is answer
-
-
-def test_an_unreadable_proc_shows_nobody() -> None:
+def test_a_process_of_another_namespace_is_found_by_its_inner_pid_and_start(host_proc: Path) -> None:
+    for pid, ticks, answer in ((7, 5000, True), (4711, 5000, False), (7, 5001, False), (8, 5000, False)):
+        assert process_lives(another(pid, ticks), host_proc) is answer, (pid, ticks)
     assert not process_lives(another(), Path("/nowhere"))
-
-
-@pytest.mark.parametrize("broken", ["", "garbage", "77 (x) S 1"])
-def test_a_stat_that_cannot_be_read_is_nobody(host_proc: Path, broken: str) -> None:
-    (host_proc / "4711/stat").write_text(broken)
-    assert not process_lives(another(), host_proc)
+    for broken in ("", "garbage", "77 (x) S 1"):
+        (host_proc / "4711/stat").write_text(broken)
+        assert not process_lives(another(), host_proc), broken
 
 
 @pytest.mark.submission

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,18 +18,9 @@ from driver_manager.adapters.process.supervisor import Supervisor, TaskProcess
 from driver_manager.adapters.process.tools import this_process
 from driver_manager.domain.health.watch import ClientAnswer, Kept, Mute, MuteAnswer, Notice, NoticeKind
 from tests.support.fakes.pace import patient
-from tests.support.fakes.signals import signals_kept
 
 NOTICE = Notice(NoticeKind.WEDGED, "boot-1", 7, "why")
 ECHO = "import json, sys; given = json.load(sys.stdin); print(json.dumps({'problem': json.dumps(given)}))"
-
-
-@pytest.fixture
-def clock() -> Iterator[LoopClock]:
-    with signals_kept():
-        made = LoopClock()
-        made.install()
-        yield made
 
 
 def process(clock: LoopClock, program: str) -> TaskProcess:
@@ -43,9 +34,7 @@ def notifier(clock: LoopClock, program: str) -> ChildNotifier:
     return ChildNotifier(process(clock, program))
 
 
-def test_the_task_comes_as_standard_input_and_nothing_else_of_ours(
-    clock: LoopClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_task_comes_as_input_and_nothing_else_of_ours(clock: LoopClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "geheim")
     given = json.loads(notifier(clock, ECHO).report(NOTICE))
     assert given == {"own": "kept", "task": "report", "notice": NOTICE.to_json()}
@@ -53,9 +42,8 @@ def test_the_task_comes_as_standard_input_and_nothing_else_of_ours(
     assert "geheim" not in seen
 
 
-@pytest.mark.parametrize(
-    ("program", "problem"),
-    [
+def test_a_process_that_gives_no_answer_is_a_problem(clock: LoopClock) -> None:
+    for program, problem in (
         ("print('{}')", ""),
         ("import sys; sys.exit(3)", "exit status 3, no output"),
         ("import sys; sys.stderr.write('first\\nno such thing\\n'); sys.exit(1)", "no such thing"),
@@ -64,11 +52,8 @@ def test_the_task_comes_as_standard_input_and_nothing_else_of_ours(
         ("print('{' * 100000)", "{" * 300),
         ("while True: print('x' * 10000)", "exit status 0, no output"),
         ("import os; os.kill(os.getpid(), 9)", "exit status -9, no output"),
-    ],
-    ids=["good", "status", "error", "list", "nonsense", "deep", "endless", "killed"],
-)
-def test_a_process_that_gives_no_answer_is_a_problem(clock: LoopClock, program: str, problem: str) -> None:
-    assert notifier(clock, program).report(NOTICE) == problem
+    ):
+        assert notifier(clock, program).report(NOTICE) == problem, program
 
 
 @pytest.mark.submission
@@ -105,9 +90,12 @@ def test_evidence_is_a_path_or_a_problem(clock: LoopClock) -> None:
     assert kept("raise SystemExit(3)").problem == "exit status 3, no output"
 
 
-@pytest.mark.parametrize(
-    ("printed", "answer"),
-    [
+MUTED = '{"until_s": 1767323045.5, "text": "2026-01-02T03:04:05.5Z", "where": "the annotation x"}'
+MUTE = Mute(1_767_323_045.5, "2026-01-02T03:04:05.5Z", "the annotation x")
+
+
+def test_clients_or_a_mute_are_what_the_process_says(clock: LoopClock) -> None:
+    for printed, answer in (
         ("{}", ClientAnswer()),
         ('{"restarted": ["a", "b"], "left": ""}', ClientAnswer(("a", "b"))),
         ('{"restarted": ["a"], "left": "b: refused"}', ClientAnswer(("a",), "b: refused")),
@@ -116,26 +104,13 @@ def test_evidence_is_a_path_or_a_problem(clock: LoopClock) -> None:
         ("nothing", ClientAnswer((), "nothing")),
         ('{"warnings": ["claims"]}', ClientAnswer(warnings=("claims",))),
         ('{"left": "a pod", "isEarly": true}', ClientAnswer(left="a pod", is_early=True)),
-    ],
-)
-def test_clients_are_what_the_process_says(clock: LoopClock, printed: str, answer: ClientAnswer) -> None:
-    assert notifier(clock, f"print({printed!r})").restart_clients("17") == answer
-
-
-@pytest.mark.parametrize(
-    ("printed", "answer"),
-    [
         ("{}", MuteAnswer()),
-        (
-            '{"until_s": 1767323045.5, "text": "2026-01-02T03:04:05.5Z", "where": "the annotation x"}',
-            MuteAnswer(Mute(1_767_323_045.5, "2026-01-02T03:04:05.5Z", "the annotation x")),
-        ),
+        (MUTED, MuteAnswer(MUTE)),
         ('{"invalid": "no time"}', MuteAnswer(invalid="no time")),
         ('{"problem": "no server"}', MuteAnswer(problem="no server")),
         ('{"until_s": "soon", "text": "x", "where": "y"}', MuteAnswer(problem="its answer is not understood")),
         ('{"text": "x"}', MuteAnswer(problem="its answer is not understood")),
         ("nothing", MuteAnswer(problem="nothing")),
-    ],
-)
-def test_a_mute_is_what_the_process_found(clock: LoopClock, printed: str, answer: MuteAnswer) -> None:
-    assert notifier(clock, f"print({printed!r})").mute() == answer
+    ):
+        asked = notifier(clock, f"print({printed!r})")
+        assert (asked.mute() if isinstance(answer, MuteAnswer) else asked.restart_clients("17")) == answer
