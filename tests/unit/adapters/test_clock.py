@@ -52,14 +52,13 @@ def test_a_signal_is_kept_until_somebody_asks(clock: SystemClock, number: signal
         clock.sleep(60.0)
 
 
-def tell_another_thread() -> None:
-    """As a signal that comes right before the main thread blocks, this one ends no call of it."""
-    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+# As a signal that comes right before the main thread blocks, one of another thread ends no call of it.
+TELLING = {"process": tell, "thread": lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)}
 
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-@pytest.mark.parametrize("send", [tell, tell_another_thread])
+@pytest.mark.parametrize("send", TELLING.values(), ids=TELLING)
 def test_a_sleep_ends_in_the_middle(clock: SystemClock, send: Callable[[], None]) -> None:
     threading.Timer(0.05, send).start()
     begin = time.monotonic()
@@ -68,9 +67,11 @@ def test_a_sleep_ends_in_the_middle(clock: SystemClock, send: Callable[[], None]
     assert time.monotonic() - begin < patient(5.0)
 
 
-def test_within_a_shield_nothing_is_raised_and_after_it_everything(clock: SystemClock) -> None:
+def test_a_signal_strikes_only_where_that_is_allowed_and_in_no_shield(clock: SystemClock) -> None:
+    with clock.interruptible(), clock.interruptible():
+        clock.sleep(-1.0)
+    tell()
     with clock.shielded():
-        tell()
         with clock.shielded():
             clock.check()
         with clock.interruptible():
@@ -78,12 +79,6 @@ def test_within_a_shield_nothing_is_raised_and_after_it_everything(clock: System
         clock.sleep(0.0)
     with pytest.raises(Terminated):
         clock.check()
-
-
-def test_outside_of_interruptible_a_signal_does_not_strike(clock: SystemClock) -> None:
-    with clock.interruptible(), clock.interruptible():
-        clock.sleep(-1.0)
-    tell()
     with pytest.raises(Terminated), clock.interruptible():
         pytest.fail("told before: it must not begin")
 
@@ -98,9 +93,7 @@ class Ending:
         self._work()
 
 
-def test_a_signal_in_a_finalizer_is_kept_and_what_else_it_raises_is_printed(
-    monkeypatch: pytest.MonkeyPatch, clock: SystemClock
-) -> None:
+def test_a_finalizer_keeps_a_signal_and_prints_an_error(monkeypatch: pytest.MonkeyPatch, clock: SystemClock) -> None:
     printed = list[type[BaseException]]()
     monkeypatch.setattr(sys, "unraisablehook", lambda said: printed.append(said.exc_type))
     clock.install()  # whose hook passes the rest on to this one

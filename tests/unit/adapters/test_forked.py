@@ -23,18 +23,18 @@ def others() -> set[str]:
     return children()
 
 
-def test_an_answer_in_a_thread_is_its_value_or_its_error() -> None:
+def test_an_answer_in_a_thread_is_its_value_or_its_error_and_that_of_a_child_its_lines(others: set[str]) -> None:
     assert within(60.0, lambda: 7) == 7
     with pytest.raises(ValueError, match="x"):
         within(60.0, lambda: int("x"))
-
-
-def test_an_answer_of_a_child_is_its_lines_and_an_endless_one_is_none() -> None:
+    me = os.getpid()
     assert lines_within(10.0, lambda: ["one", "zwö"]) == ["one", "zwö"]
     assert lines_within(10.0, list) == []
+    assert lines_within(10.0, lambda: [str(int("x"))]) == [], "its error does not come back into the caller"
     began = time.monotonic()
     assert lines_within(600.0, lambda: itertools.repeat("x" * 1000)) is None
     assert time.monotonic() - began < patient(30.0), "its size ends it, not its time"
+    assert (os.getpid(), children()) == (me, others)
 
 
 @pytest.mark.submission
@@ -50,21 +50,9 @@ def test_no_answer_in_time_is_none_and_leaves_no_child(others: set[str]) -> None
     assert children() == others
 
 
-def test_a_question_that_fails_has_no_lines_and_does_not_come_back_into_the_caller(others: set[str]) -> None:
-    def fails() -> list[str]:
-        raise ValueError("in the child")
-
-    me = os.getpid()
-    assert lines_within(10.0, fails) == []
-    assert os.getpid() == me
-    assert children() == others
-
-
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_a_child_that_stays_behind_holds_no_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: set[str]
-) -> None:
+def test_a_child_that_is_left_holds_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: set[str]) -> None:
     path = tmp_path / "lock"
     began = tmp_path / "began"
 

@@ -22,13 +22,7 @@ from typing import TextIO
 
 import pytest
 
-from driver_manager.adapters.report.log import (
-    LEVELS,
-    TERMINATION_LOG_BYTES,
-    LogForm,
-    LogReporter,
-    write_termination_log,
-)
+from driver_manager.adapters.report.log import TERMINATION_LOG_BYTES, LogForm, LogReporter, write_termination_log
 from driver_manager.domain.errors import ExitCode
 from tests.support.fakes.pace import patient
 
@@ -37,15 +31,11 @@ def reporter(stream: TextIO, *, as_json: bool = False, level: str = "debug") -> 
     return LogReporter(lambda: 1_700_000_000.25, LogForm(as_json, level), stream=stream)
 
 
-def test_text_has_time_level_and_words() -> None:
-    out = io.StringIO()
-    reporter(out).step(2, 7, "unload x")
-    reporter(out).warn("odd")
-    assert out.getvalue() == "22:13:20.250 [2/7] unload x\n22:13:20.250 warning: odd\n"
-
-
-def test_json_is_one_object_a_line_with_its_fields() -> None:
-    out = io.StringIO()
+def test_a_line_is_text_with_time_and_level_or_one_json_object_with_its_fields() -> None:
+    text, out = io.StringIO(), io.StringIO()
+    reporter(text).step(2, 7, "unload x")
+    reporter(text).warn("odd")
+    assert text.getvalue() == "22:13:20.250 [2/7] unload x\n22:13:20.250 warning: odd\n"
     reporter(out, as_json=True).step(1, 2, "two\nlines")
     reporter(out, as_json=True).error("failed", exit_code=4)
     first, second = [json.loads(line) for line in out.getvalue().splitlines()]
@@ -53,18 +43,17 @@ def test_json_is_one_object_a_line_with_its_fields() -> None:
     assert (second["level"], second["exit_code"], second["time"]) == ("error", 4, "2023-11-14T22:13:20.250+00:00")
 
 
-@pytest.mark.parametrize(("level", "lines"), [("debug", 4), ("info", 4), ("warning", 2), ("error", 1)])
-def test_less_than_the_level_is_left_out(level: str, lines: int) -> None:
-    out = io.StringIO()
-    log = reporter(out, level=level)
-    log.info("a")
-    log.step(1, 1, "b")
-    log.warn("c")
-    log.error("d")
-    assert len(out.getvalue().splitlines()) == lines
-    assert level in LEVELS
-    out.close()
-    log.error("nobody hears it")  # which ends no run
+def test_less_than_the_level_is_left_out() -> None:
+    for level, lines in (("debug", 4), ("info", 4), ("warning", 2), ("error", 1)):
+        out = io.StringIO()
+        log = reporter(out, level=level)
+        log.info("a")
+        log.step(1, 1, "b")
+        log.warn("c")
+        log.error("d")
+        assert len(out.getvalue().splitlines()) == lines, level
+        out.close()
+        log.error("nobody hears it")  # which ends no run
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -120,19 +109,18 @@ class Log:
     reader: int
 
     def read(self) -> list[str]:
-        """The lines that are there."""
         found = b""
         while select.select([self.reader], [], [], 0.05)[0]:
             found += os.read(self.reader, 65536)
         return [line for line in found.decode().splitlines() if line]
 
 
-def _socket() -> tuple[int, int]:
+def ends_of_a_socket() -> tuple[int, int]:
     one, other = socket.socketpair()
     return one.detach(), other.detach()
 
 
-@pytest.fixture(params=[os.pipe, pty.openpty, _socket], ids=["pipe", "terminal", "socket"])
+@pytest.fixture(params=[os.pipe, pty.openpty, ends_of_a_socket], ids=["pipe", "terminal", "socket"])
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
     make: Callable[[], tuple[int, int]] = request.param
     reader, writer = make()
@@ -144,7 +132,6 @@ def log(request: pytest.FixtureRequest) -> Iterator[Log]:
 
 
 def numbered(lines: list[str]) -> list[int]:
-    """The numbers of the lines that `fill` wrote."""
     return [int(line.split("line ")[1].split()[0]) for line in lines if "line " in line and LONG in line]
 
 
@@ -276,13 +263,15 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_what_and_remedy_replace_what_was_there(kept: Path) -> None:
-    write_termination_log(str(kept), "exit 4: driver busy", "Stop it.")
-    assert kept.read_text() == "exit 4: driver busy. Stop it."
-    write_termination_log(str(kept), "exit 4: is it busy?", "Stop it.")
-    assert kept.read_text() == "exit 4: is it busy? Stop it."
-    write_termination_log(str(kept), "done")
-    assert kept.read_text() == "done"
+def test_what_and_remedy_replace_what_was_there_and_move_no_cursor(kept: Path) -> None:
+    for what, remedy, text in (
+        ("exit 4: driver busy", "Stop it.", "exit 4: driver busy. Stop it."),
+        ("exit 4: is it busy?", "Stop it.", "exit 4: is it busy? Stop it."),
+        ("bad \udcff name\x1b[2J\u202e\nready", "do \x07 this", r"bad \udcff name\x1b[2J\u202e\nready. do \x07 this"),
+        ("done", "", "done"),
+    ):
+        write_termination_log(str(kept), what, remedy)
+        assert kept.read_text() == text
 
 
 @pytest.mark.parametrize("length", [TERMINATION_LOG_BYTES - 20, TERMINATION_LOG_BYTES, 100_000])
@@ -294,11 +283,6 @@ def test_a_long_text_is_cut_and_the_remedy_kept(kept: Path, length: int) -> None
     assert len(text.encode()) <= KUBELET_BYTES
     write_termination_log(str(kept), "€" * length, "€" * length)
     assert 0 < len(kept.read_bytes()) <= KUBELET_BYTES
-
-
-def test_text_that_cannot_be_encoded_or_moves_a_cursor_is_escaped(kept: Path) -> None:
-    write_termination_log(str(kept), "bad \udcff name\x1b[2J\u202e\nnode is ready", "do \x07 this")
-    assert kept.read_text() == r"bad \udcff name\x1b[2J\u202e\nnode is ready. do \x07 this"
 
 
 @pytest.mark.parametrize("place", ["absent", "folder", "link", "absent/below"])

@@ -10,19 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.adapters.report import log as report_log
 from driver_manager.adapters.report import steps as report_steps
-from driver_manager.adapters.report.log import (
-    ERASE_LINE,
-    LogForm,
-    LogReporter,
-    allows_colour,
-    has_colour,
-    is_capable,
-    painted,
-    size_of,
-)
+from driver_manager.adapters.report.log import ERASE_LINE, LogForm, LogReporter
 from driver_manager.adapters.report.steps import StepList
 from driver_manager.domain.errors import ExitCode
+from driver_manager.sandbox.apiserver import apply_merge_patch
 from driver_manager.sandbox.scenarios import NEW_DIGEST, NEW_ROOT
 from tests.support.fakes.sandboxed import by_hand
 from tests.support.fakes.terminal import on_terminal
@@ -32,17 +25,10 @@ TIMEOUT_S = 150.0
 
 
 class Screen(io.StringIO):
-    """A terminal that keeps what it was sent."""
-
     encoding = "utf-8"
 
     def isatty(self) -> bool:
         return True
-
-    def shown(self) -> list[str]:
-        """The lines as a person sees them in the end, without colours."""
-        plain = COLOUR.sub("", self.getvalue())
-        return [line.rpartition(ERASE_LINE)[2] for line in plain.split("\n")]
 
 
 class Listed(StepList):
@@ -55,7 +41,9 @@ class Listed(StepList):
 
     @property
     def shown(self) -> list[str]:
-        return self.screen.shown()
+        """The lines as a person sees them in the end, without colours."""
+        plain = COLOUR.sub("", self.screen.getvalue())
+        return [line.rpartition(ERASE_LINE)[2] for line in plain.split("\n")]
 
 
 @pytest.fixture(autouse=True)
@@ -137,36 +125,27 @@ def test_a_level_above_info_leaves_steps_out() -> None:
     assert log.screen.getvalue() == ""
 
 
-@pytest.mark.parametrize(
-    ("environ", "capable", "coloured"),
-    [
+def test_what_a_terminal_is_shown_is_the_users_to_say() -> None:
+    for environ, capable, coloured in (
         ({"TERM": "xterm"}, True, True),
         ({"TERM": "xterm", "NO_COLOR": ""}, True, True),
         ({"TERM": "xterm", "NO_COLOR": "1"}, True, False),
         ({"TERM": "dumb"}, False, False),
         ({"TERM": ""}, False, False),
         ({}, False, False),
-    ],
-)
-def test_what_a_terminal_is_shown_is_the_users_to_say(environ: dict[str, str], capable: bool, coloured: bool) -> None:
-    screen = Screen()
-    assert is_capable(screen, environ) == capable
-    assert has_colour(screen, environ) == coloured
-    assert not has_colour(io.StringIO(), environ)
-    assert allows_colour({"TERM": "dumb"}) is False
-    assert size_of(screen) == (80, 24)
-
-
-def test_colour_is_added_to_text_only() -> None:
-    assert painted("x", "31", wanted=True) == "\x1b[31mx\x1b[0m"
-    assert painted("x", "31", wanted=False) == "x"
-    assert painted("", "31", wanted=True) == ""
+    ):
+        screen = Screen()
+        assert report_log.is_capable(screen, environ) == capable
+        assert report_log.has_colour(screen, environ) == coloured
+        assert not report_log.has_colour(io.StringIO(), environ)
+    assert report_log.allows_colour({"TERM": "dumb"}) is False
+    assert report_log.size_of(Screen()) == (80, 24)
+    drawn = [report_log.painted(text, "31", wanted=wanted) for text, wanted in (("x", True), ("x", False), ("", True))]
+    assert drawn == ["\x1b[31mx\x1b[0m", "x", ""], "colour is added to text only"
 
 
 @pytest.mark.parametrize(("no_color", "line"), [("", "\x1b[31merror: \x1b[0mno"), ("1", "error: no")])
-def test_in_a_terminal_an_error_is_red_in_plain_lines_too(
-    monkeypatch: pytest.MonkeyPatch, no_color: str, line: str
-) -> None:
+def test_an_error_is_red_in_a_terminals_plain_lines(monkeypatch: pytest.MonkeyPatch, no_color: str, line: str) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
     screen = Screen()
     LogReporter(lambda: 0.0, LogForm(as_json=False), stream=screen).error("no")
@@ -215,12 +194,8 @@ def test_restore_in_a_terminal_is_one_step(tmp_path: Path) -> None:
         key = f"{node.tree.profile.deploy.prefix}device-plugin"
         paused = node.tree.profile.deploy.paused_value
 
-        def pause(found: dict[str, object]) -> dict[str, object]:
-            metadata = found["metadata"]
-            assert isinstance(metadata, dict)
-            return {**found, "metadata": {**metadata, "labels": {**metadata["labels"], key: paused}}}
-
-        node.cluster.store.patch("nodes", "sandbox-node", pause)
+        patch = {"metadata": {"labels": {key: paused}}}
+        node.cluster.store.patch("nodes", "sandbox-node", lambda found: dict(apply_merge_patch(found, patch)))
         shown = on_terminal([sys.executable, "-m", "driver_manager", "restore"], node.environment(), tmp_path)
         assert shown.status == ExitCode.DONE, shown.raw
         assert node.cluster.node()["metadata"]["labels"][key] == "true"
