@@ -20,7 +20,7 @@ from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Conflict, Terminated, WatchBroken, WatchExpired
 from driver_manager.domain.node import Claim, Condition, Eviction, EvictionOutcome, NodeChange, Pod
 from driver_manager.domain.wire import expect
-from tests.support.fakes.scripted_api import Answer, Scripted, status
+from tests.support.fakes.scripted_api import IN_POD, Answer, Scripted, status
 from tests.support.fakes.signals import signals_kept
 
 # the Node
@@ -386,7 +386,7 @@ def test_without_a_home_or_credentials_a_refusal_is_one(api: Scripted, home: str
     api.answer(answer)
     with pytest.raises(ApiRefused):
         api.cluster.pods()
-    assert AT_HOME not in paths(api)
+    assert paths(api) == [EVERYWHERE] * (2 if home and api.kind == IN_POD else 1)
 
 
 # several requests at once
