@@ -246,14 +246,15 @@ KUBELET = {"manager": "kubelet", "fieldsV1": {"f:status": {}, "f:metadata": {}}}
 
 
 def test_the_manager_of_the_field_is_who_set_the_cordon() -> None:
+    entries: tuple[Any, ...]
     for entries, manager in (
+        ((), ""),
         ((KUBELET, entry("kubectl-taint", "f:taints"), entry("kubectl-cordon", "f:unschedulable")), "kubectl-cordon"),
         ((entry("x", "f:taints"),), ""),
         *((({"manager": "x", **fields},), "") for fields in ({}, {"fieldsV1": None}, {"fieldsV1": {"f:spec": None}})),
         (({"fieldsV1": {"f:spec": {"f:unschedulable": {}}}},), ""),
     ):
         assert cordoned(*entries) == manager
-    assert cordoned() == ""
 
 
 PRESSED: dict[str, str] = {"type": "DiskPressure", "status": "False"}
