@@ -114,7 +114,7 @@ class FleetObjectsContract:
         wait_until(lambda: site.revisions()["driver:2"].number == 4, "a template as it was read from its revision")
         assert len(site.revisions()) == 2
 
-    def test_a_rollouts_status_is_written_apart_and_its_generation_counts_changed_specs(self, site: Ground) -> None:
+    def test_a_rollout_has_a_status_apart_counts_its_specs_and_takes_no_strategic_patch(self, site: Ground) -> None:
         made = site.api.post(site.path(PLURAL), self.body(site) | {"status": {"phase": "Complete"}})
         assert ("status" in made, made["metadata"]["generation"]) == (False, 1)
         path = site.path(PLURAL, site.name)
@@ -125,6 +125,9 @@ class FleetObjectsContract:
         assert shown["spec"].get("paused", False) is False
         changed = site.api.patch(path, {"spec": {"paused": True}})
         assert (changed["status"], changed["metadata"]["generation"]) == ({"phase": "Paused"}, 2)
+        assert status_of(lambda: site.api.patch(path, {"spec": {"paused": False}}, STRATEGIC_PATCH)) == 415
+        (listed,) = (one for one in site.api.list(site.path(PLURAL)) if one["metadata"]["name"] == site.name)
+        assert (listed["kind"], read(listed, zone).problems) == (KIND, ())
 
     def test_a_status_for_an_older_object_is_a_conflict_and_one_of_nothing_new_no_change(self, site: Ground) -> None:
         old = site.api.post(site.path(PLURAL), self.body(site))["metadata"]["resourceVersion"]
@@ -135,13 +138,6 @@ class FleetObjectsContract:
         assert status_of(lambda: site.api.patch(path, stale)) == 409
         again = site.api.patch(path, {"status": {"phase": "Paused"}})
         assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
-
-    def test_it_is_listed_with_its_kind_and_takes_no_strategic_patch(self, site: Ground) -> None:
-        site.api.post(site.path(PLURAL), self.body(site))
-        (listed,) = (one for one in site.api.list(site.path(PLURAL)) if one["metadata"]["name"] == site.name)
-        assert (listed["kind"], read(listed, zone).problems) == (KIND, ())
-        path, patch = site.path(PLURAL, site.name), {"spec": {"paused": True}}
-        assert status_of(lambda: site.api.patch(path, patch, STRATEGIC_PATCH)) == 415
 
     @staticmethod
     def body(site: Ground) -> Json:

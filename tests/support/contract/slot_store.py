@@ -13,21 +13,17 @@ from tests.support.contract.cluster_port import Target
 from tests.support.fakes.builders import ASCEND
 
 KEYS = ASCEND.keys
+VERSIONS = ("containerRuntimeVersion", "kernelVersion", "kubeProxyVersion", "kubeletVersion")
 PROGRESS = {KEYS.reboot_in_progress: "upgrade"}
 
 
 def boot(target: Target, name: str, boot_id: str, *, ready: bool) -> SlotHolder:
     """The Node tells of a boot; the holder that it was in boot `before`."""
     condition = {"type": "Ready", "status": "True" if ready else "Unknown"}
-    body = {"status": {"nodeInfo": _info(boot_id), "conditions": [condition]}}
+    info = dict.fromkeys((*VERSIONS, "architecture", "machineID", "operatingSystem", "osImage", "systemUUID"), "x")
+    body = {"status": {"nodeInfo": info | {"bootID": boot_id}, "conditions": [condition]}}
     node = target.api.patch(f"/api/v1/nodes/{name}/status", body)
     return SlotHolder(name, node["metadata"]["uid"], "before", 7)
-
-
-def _info(boot_id: str) -> dict[str, str]:
-    names = ("architecture", "containerRuntimeVersion", "kernelVersion", "kubeProxyVersion", "kubeletVersion")
-    rest = ("machineID", "operatingSystem", "osImage", "systemUUID")
-    return {**dict.fromkeys((*names, *rest), "x"), "bootID": boot_id}
 
 
 class SlotContract:

@@ -188,13 +188,11 @@ def test_an_answer_that_is_no_object_is_tried_again(api: Scripted, answer: Answe
 
 # how often, and how long
 
-AWAY: list[Any] = [({}, (), 60), ({"Retry-After": "3600"}, (), 60), ({}, (4.0, 60.0), 4)]
-
 
 @pytest.mark.parametrize("jitter", [0.0, 0.5, 0.999])
 def test_a_server_that_is_away_costs_the_budget_and_a_bounded_number_of_requests(api: Scripted, jitter: float) -> None:
     clock = RandomClock(lambda: jitter)
-    for headers, limits, within_s in AWAY:
+    for headers, limits, within_s in (({}, (), 60), ({"Retry-After": "3600"}, (), 60), ({}, (4.0, 60.0), 4)):
         api.start_over()
         cluster, begun_s = KubeCluster(api.api, "n", clock, api.reporter, 60.0), clock.now
         for limit_s in limits:

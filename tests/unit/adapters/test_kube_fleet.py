@@ -256,8 +256,7 @@ def test_exactly_the_pod_that_was_meant_is_deleted(fleet: FleetOverHttp, scene: 
 def test_a_short_lived_pod_is_made_once_and_seen_by_its_label(fleet: FleetOverHttp) -> None:
     labels = {TASK_LABEL: facts.Task.PREFLIGHT.value}
     body = {"metadata": {"name": "t", "namespace": NAMESPACE, "labels": labels}, "spec": {"nodeName": "a"}}
-    made = fleet.cluster.create_pod(NAMESPACE, body)
-    assert made is not None
+    made = cast(Any, fleet.cluster.create_pod(NAMESPACE, body))
     assert isinstance(made.fact, TaskPod)
     assert fleet.cluster.create_pod(NAMESPACE, body) is None
     assert followed(fleet, Subject(FactKind.TASK_PODS, NAMESPACE, TASKS)) == ["t"], "and no driver pod"

@@ -83,10 +83,8 @@ SHOWN = Condition("example.com/DriverReady", "True", "Ready", "it serves", is_tu
 
 
 def test_a_condition_is_one_patch_of_the_status_which_keeps_the_time_of_an_unchanged_status(api: Scripted) -> None:
-    api.answer(Answer(), Answer())
-    assert api.cluster.show_condition(SHOWN) == api.cluster.show_condition(
-        replace(SHOWN, reason="Other", is_turned=False)
-    )
+    kept_on = replace(SHOWN, reason="Other", is_turned=False)
+    assert api.cluster.show_condition(SHOWN) == api.cluster.show_condition(kept_on)
     first, second = api.requests
     assert (first.method, first.path) == ("PATCH", "/api/v1/nodes/n/status")
     assert first.headers["content-type"] == "application/strategic-merge-patch+json"
@@ -121,9 +119,8 @@ def event(kind: str, version: str, name: str = "p", **fields: Any) -> dict[str, 
 
 
 def sent(*lines: Any, cut: bool = False) -> Answer:
-    return Answer(
-        body=b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines), cut=cut
-    )
+    data = b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
+    return Answer(body=data, cut=cut)
 
 
 def test_a_watch_of_pods_goes_on_from_the_version_and_ends_quietly(api: Scripted) -> None:

@@ -155,13 +155,11 @@ def test_an_error_is_red_in_a_terminals_plain_lines(monkeypatch: pytest.MonkeyPa
     assert "\x1b" not in screen.getvalue()
 
 
-RUN = ["reconcile-driver-state", "--driver-load=manager", f"--driver-root={NEW_ROOT}"]
-
-
-def reconciled(folder: Path, argv: list[str], **env: str) -> str:
+def reconciled(folder: Path, **env: str) -> str:
     """What an upgrade of the sandbox says in a terminal."""
     with by_hand(folder) as node:
         more = {"DRIVER_CONFIG_DIGEST": NEW_DIGEST, "TERM": "xterm-256color", **env}
+        argv = ["reconcile-driver-state", "--driver-load=manager", f"--driver-root={NEW_ROOT}"]
         shown = on_terminal([sys.executable, "-m", "driver_manager", *argv], node.environment(**more), folder)
         assert shown.status == ExitCode.DONE, shown.raw
     return shown.raw.replace("\r\n", "\n")
@@ -169,7 +167,7 @@ def reconciled(folder: Path, argv: list[str], **env: str) -> str:
 
 @pytest.mark.submission
 def test_in_a_terminal_an_upgrade_is_a_list_of_steps(tmp_path: Path) -> None:
-    said = reconciled(tmp_path, RUN)
+    said = reconciled(tmp_path)
     lines = COLOUR.sub("", said).split("\n")
     done = [line for line in lines if ERASE_LINE + "✓ [" in line]
     assert done
@@ -183,7 +181,7 @@ def test_in_a_terminal_an_upgrade_is_a_list_of_steps(tmp_path: Path) -> None:
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"LOG_FORMAT": "text", "NO_COLOR": "1"}], ids=["dumb", "told"])
 def test_a_dumb_terminal_or_a_wish_for_text_gets_plain_lines(tmp_path: Path, env: dict[str, str]) -> None:
-    said = reconciled(tmp_path, RUN, **env)
+    said = reconciled(tmp_path, **env)
     assert "\x1b" not in said
     assert re.match(r"\d\d:\d\d:\d\d\.\d{3} \[1/", said)
 
