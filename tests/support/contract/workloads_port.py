@@ -129,7 +129,7 @@ class WorkloadsContract:
         assert all(pod.deleting for pod in cluster.pods().pods)
 
     @pytest.mark.submission
-    def test_a_pod_that_is_gone_is_told_so_unless_a_budget_guards_its_namesake(self, target: Target) -> None:
+    def test_a_pod_that_is_gone_is_known_as_such_unless_a_budget_guards_its_namesake(self, target: Target) -> None:
         name = target.make_node()
         same = target.make_pod(name)
         cluster = target.cluster(name, budget_s=60.0)  # the server looks for 10 s whether the uid comes to fit

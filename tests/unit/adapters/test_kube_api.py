@@ -488,7 +488,7 @@ def named(kind: str, name: Any, namespace: Any = None) -> dict[str, Any]:
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/a/leases"
 
 
-def test_what_is_asked_for_is_told_by_the_path() -> None:
+def test_the_path_says_what_is_asked_for() -> None:
     for method, path, body, said in (
         ("GET", "/api/v1/nodes/n?x=/y", named("Node", "n"), ""),
         ("GET", "/api/v1/nodes/a%2Fb", named("Node", "a/b"), ""),

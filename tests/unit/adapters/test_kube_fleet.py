@@ -64,14 +64,14 @@ def requests(fleet: FleetOverHttp, verb: str, plural: str = "nodes") -> int:
     return seen.count((verb, plural, "", "controller"))
 
 
-def told(fleet: FleetOverHttp, kind: Any) -> Any:
+def next_change(fleet: FleetOverHttp, kind: Any) -> Any:
     return fleet.until_one(kind)
 
 
 def followed(fleet: FleetOverHttp, subject: Subject = NODES) -> list[str]:
     """What is listed first of a subject that alone is followed from now on."""
     fleet.cluster.follow(frozenset({subject}))
-    return [item.name for item in told(fleet, Listed).items]
+    return [item.name for item in next_change(fleet, Listed).items]
 
 
 # what is told
@@ -81,10 +81,10 @@ def followed(fleet: FleetOverHttp, subject: Subject = NODES) -> list[str]:
 def test_a_subject_is_listed_and_then_each_change_is_told(fleet: FleetOverHttp) -> None:
     assert followed(fleet) == ["a", "b"]
     label(fleet, "seen")
-    found = told(fleet, Seen).item.fact
+    found = next_change(fleet, Seen).item.fact
     assert found.labels["n"] == "seen"
     fleet.store.delete("nodes", "b")
-    gone = told(fleet, Gone)
+    gone = next_change(fleet, Gone)
     assert gone.name == "b"
     assert int(gone.version) > int(found.resource_version)
     fleet.cluster.follow(frozenset())
@@ -109,7 +109,7 @@ def test_each_kind_is_asked_for_where_it_is_and_by_its_selector(fleet: FleetOver
         Subject(FactKind.GATE_PODS, "elsewhere"): [],
     }
     fleet.cluster.follow(frozenset(subjects))
-    found = fleet.until(lambda told: len(told) == len(subjects), "all are listed")
+    found = fleet.until(lambda changes: len(changes) == len(subjects), "all are listed")
     assert {one.subject: [item.name for item in one.items] for one in found if isinstance(one, Listed)} == subjects
     fleet.told.clear()
     assert len(followed(fleet, Subject(FactKind.DRIVER_PODS, NAMESPACE, "app=driver"))) == 2
@@ -142,8 +142,8 @@ def test_what_happens_between_two_watches_is_told(fleet: FleetOverHttp, monkeypa
         fleet.told += fleet.cluster.changes(fleet.clock.monotonic() + 0.05)
     wanted = {str(number) for number in range(next(numbers))}
 
-    def has_all(told: list[Any]) -> bool:
-        return {cast(Any, one.item.fact).labels["n"] for one in told if isinstance(one, Seen)} >= wanted
+    def has_all(changes: list[Any]) -> bool:
+        return {cast(Any, one.item.fact).labels["n"] for one in changes if isinstance(one, Seen)} >= wanted
 
     fleet.until(has_all, "every change")
     assert requests(fleet, "list") == 1
@@ -158,7 +158,7 @@ def test_a_connection_that_is_cut_is_followed_by_another_one_from_where_it_was(f
         fleet.until(lambda _: requests(fleet, "watch") >= least, "it watches")  # noqa: B023  # asked at once
         fleet.server._http.disconnect()
         label(fleet, number)
-        assert told(fleet, Seen).item.fact.labels["n"] == str(number)
+        assert next_change(fleet, Seen).item.fact.labels["n"] == str(number)
     assert requests(fleet, "list") == 1
     assert fleet.told == [], "nothing was lost"
 
@@ -172,8 +172,8 @@ def test_watches_that_break_at_once_are_lost_then_found(fleet: FleetOverHttp, mo
     with monkeypatch.context() as patched:
         patched.setattr(KubeApi, "watch", broken)
         followed(fleet)
-        assert told(fleet, Lost).why == "the watch was cut"
-    told(fleet, Found)
+        assert next_change(fleet, Lost).why == "the watch was cut"
+    next_change(fleet, Found)
 
 
 @pytest.mark.submission
@@ -182,17 +182,17 @@ def test_what_is_refused_is_lost_until_it_is_allowed(fleet: FleetOverHttp, monke
     monkeypatch.setattr(deadline, "REFUSED_S", 0.1)
     fleet.server.deny.append(Deny("watch", "nodes"))
     followed(fleet)
-    why = told(fleet, Lost).why
+    why = next_change(fleet, Lost).why
     assert "refused to watch nodes (403)" in why
     assert "Grant this account the verb" in why
     fleet.server.deny.clear()
-    told(fleet, Found)
+    next_change(fleet, Found)
 
 
 def test_a_resource_that_is_not_served_is_said_as_such(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_fleet, "_COLLECTIONS", {FactKind.ROLLOUTS: ("/apis/none/v9", "nones", "nones.none")})
     fleet.cluster.follow(frozenset({ROLLOUTS}))
-    assert "list nones.none in namespace rbln-system (404)" in told(fleet, Lost).why
+    assert "list nones.none in namespace rbln-system (404)" in next_change(fleet, Lost).why
 
 
 def test_an_error_of_our_own_in_a_thread_and_a_signal_end_the_loop(fleet: FleetOverHttp) -> None:

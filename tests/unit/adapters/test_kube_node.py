@@ -128,8 +128,8 @@ def test_a_watch_of_pods_goes_on_from_the_version_and_ends_quietly(api: Scripted
     lines = [event(kind, str(number)) for number, kind in enumerate(kinds, 6)]
     api.answer(Answer(503, status("later")), sent(*lines[:2], b"\n", *lines[2:]))
     found = list(api.cluster.watch_pods("5", 30))
-    told = [("PRESENT", "6"), ("PRESENT", "7"), ("BOOKMARK", "8"), ("GONE", "9")]
-    assert [(one.kind.name, one.resource_version) for one in found] == told
+    events = [("PRESENT", "6"), ("PRESENT", "7"), ("BOOKMARK", "8"), ("GONE", "9")]
+    assert [(one.kind.name, one.resource_version) for one in found] == events
     assert [one.pod is None for one in found] == [False, False, True, False]
     options = "watch=1&resourceVersion=5&allowWatchBookmarks=true&timeoutSeconds=30"
     assert api.requests[1].query == parse_qs(f"{options}&fieldSelector=spec.nodeName%3Dn")

@@ -53,7 +53,7 @@ def test_less_than_the_level_is_left_out() -> None:
         log.error("d")
         assert len(out.getvalue().splitlines()) == lines, level
         out.close()
-        log.error("nobody hears it")  # which ends no run
+        log.error("it is not heard")  # which ends no run
 
 
 @pytest.mark.parametrize("as_json", [False, True])
