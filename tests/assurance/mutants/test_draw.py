@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from concurrent.futures import Future
 from dataclasses import replace
@@ -29,6 +30,7 @@ def is_due(age_s: int, limit_s: int) -> bool:
 def names_of_the_pods_that_are_due(ages: dict[str, int], limit_s: int) -> list[str]:
     return [name for name, age_s in ages.items() if is_due(age_s, limit_s)]
 '''
+CHANGED = PODS.replace("> limit_s", ">= limit_s")
 FILES = {
     "driver_manager/core/pods.py": PODS,
     "driver_manager/core/units.py": "ONE = 1\n",
@@ -66,38 +68,25 @@ def drawn(root: Path) -> Draw:
     return draw(CATALOGUE, root, "HEAD~1", Share(1, 2))
 
 
-# what has changed
-
-
-def test_a_changed_line_has_its_number(checkout: Path) -> None:
-    commit(checkout, {"driver_manager/core/pods.py": PODS.replace("> limit_s", ">= limit_s")})
-    assert changed_lines(checkout, "HEAD~1") == {"driver_manager/core/pods.py": {7}}
-
-
-def test_a_change_that_is_not_committed_counts(checkout: Path) -> None:
+def test_a_changed_line_has_its_number_and_counts_before_it_is_committed(checkout: Path) -> None:
     (checkout / "driver_manager/core/nodes.py").write_text("MOST_PODS = 4\n")
     assert changed_lines(checkout, "HEAD") == {"driver_manager/core/nodes.py": {1}}
+    commit(checkout, {"driver_manager/core/pods.py": CHANGED})
+    assert changed_lines(checkout, "HEAD~1")["driver_manager/core/pods.py"] == {7}
 
 
-def test_lines_that_moved_to_another_file_have_not_changed(checkout: Path) -> None:
-    head, moved = PODS.split("\n\n\ndef names")
-    files = {"driver_manager/core/pods.py": f"{head}\n", "driver_manager/core/due.py": f"def names{moved}"}
-    commit(checkout, files)
-    assert set().union(*changed_lines(checkout, "HEAD~1").values()) == set()
-
-
-def test_lines_that_moved_and_changed_have_changed(checkout: Path) -> None:
-    head, moved = PODS.split("\n\n\ndef names")
-    moved = moved.replace("if is_due", "if not is_due")
+@pytest.mark.parametrize(("condition", "changed"), [("if is_due", set()), ("if not is_due", {2})])
+def test_of_lines_that_moved_to_another_file_those_have_changed_that_differ(
+    checkout: Path, condition: str, changed: set[int]
+) -> None:
+    head, moved = PODS.replace("if is_due", condition).split("\n\n\ndef names")
     commit(checkout, {"driver_manager/core/pods.py": f"{head}\n", "driver_manager/core/due.py": f"def names{moved}"})
-    assert changed_lines(checkout, "HEAD~1")["driver_manager/core/due.py"] == {2}
-
-
-# the draw
+    found = changed_lines(checkout, "HEAD~1")
+    assert (found.pop("driver_manager/core/due.py", set()), set().union(*found.values())) == (changed, set())
 
 
 def test_without_a_base_only_the_share_is_drawn(checkout: Path) -> None:
-    commit(checkout, {"driver_manager/core/pods.py": PODS.replace(">", ">=")})
+    commit(checkout, {"driver_manager/core/pods.py": CHANGED})
     shallow = checkout.parent / "shallow"
     git(checkout, "clone", "--quiet", "--depth=1", checkout.as_uri(), str(shallow))
     one = drawn(shallow)
@@ -115,20 +104,17 @@ def test_mutants_near_a_change_come_first_and_in_turn(checkout: Path) -> None:
     assert one.why == "mutants: 1 of the catalogue and 1 by rule for changes since HEAD~1, 1 by share 1/2"
 
 
-def test_mutants_by_rule_are_those_of_the_changed_lines(checkout: Path) -> None:
-    commit(checkout, {"driver_manager/core/pods.py": PODS.replace("> limit_s", ">= limit_s")})
-    assert {mutant.line for mutant in drawn(checkout).lines} == {7}
-
-
-def test_a_changed_test_draws_its_mutant_but_none_by_rule(checkout: Path) -> None:
+def test_mutants_by_rule_are_those_of_changed_lines_of_the_package(checkout: Path) -> None:
     commit(checkout, {"tests/unit/core/test_pods.py": "def test_one():\n    assert 2\n"})
     one = drawn(checkout)
-    assert (one.changed, one.lines, one.share) == ([POD], [], [NODE])
+    assert (one.changed, one.lines, one.share) == ([POD], [], [NODE]), "a changed test draws its mutant"
+    commit(checkout, {"driver_manager/core/pods.py": CHANGED})
+    assert {mutant.line for mutant in drawn(checkout).lines} == {7}
 
 
 def test_a_mutant_that_is_new_or_changed_is_drawn(checkout: Path) -> None:
     for replacement in ("4", "5"):
-        text = f'_MUTANTS = {{\n    "node": Mutant(\n        "3",\n        "{replacement}",\n    ),\n}}\n'
+        text = f"node: a promise\ncore/nodes.py, by unit/core/test_nodes.py\n-3\n+{replacement}\n"
         commit(checkout, {"tests/assurance/mutants/catalogue.py": text})
         assert drawn(checkout).changed == [NODE]
 
@@ -153,14 +139,10 @@ def test_a_line_that_is_declared_equivalent_is_not_drawn(checkout: Path, monkeyp
     assert drawn(checkout).lines == []
 
 
-# the time
-
-
 class Slow:
-    """A laboratory in which each mutant takes ten seconds and survives if its name says so."""
+    """A laboratory in which each mutant takes ten seconds and ends as its promise says."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    now = 0.0
 
     def verdict(self, mutant: Mutant) -> Future[Verdict]:
         self.now += 10
@@ -178,27 +160,13 @@ def test_what_does_not_fit_into_the_time_is_not_begun(seconds: int, begun: int) 
     assert left_out == mutants[begun:]
 
 
-class Laboratory(Slow):
-    def __init__(self, *_: object) -> None:
-        super().__init__()
-
-    def __enter__(self) -> Laboratory:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 def test_a_survivor_fails_the_run_and_is_shown(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "Laboratory", Laboratory)
+    monkeypatch.setattr(command, "Laboratory", lambda *_: contextlib.nullcontext(Slow()))
     killed, other = replace(POD, breaks="killed"), replace(NODE, breaks="killed")
-    (first,) = (
-        replace(one, breaks="survived")
-        for one in every_line_mutant(checkout, "core/pods.py")
-        if one.name.endswith(":7:2")
-    )
+    (first,) = [one for one in every_line_mutant(checkout, "core/pods.py") if one.name.endswith(":7:2")]
+    first = replace(first, breaks="survived")
     assert command.tried([killed, first, other], 1, end=1e9) == 1
     shown = capsys.readouterr().out
     assert (
@@ -210,9 +178,6 @@ def test_a_survivor_fails_the_run_and_is_shown(
         "mutants: 2 of 3 killed, 0 not decided in time, 0 left out for lack of time\n"
     ) in shown
     assert command.tried([killed, other], 1, end=1e9) == 0
-
-
-# by rule
 
 
 @pytest.mark.parametrize(
