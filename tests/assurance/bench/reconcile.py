@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from driver_manager.sandbox.host import HostTree
-from tests.assurance.bench.figure import floor_s
+from tests.assurance.bench.figure import Figure, Target, floor_s
 from tests.support.control_plane.kubelet import Operands, create_node, create_operands
 from tests.support.control_plane.many_nodes import Crowd, Crowded
 from tests.support.control_plane.runner import NEW, CommandRunner, lighten
@@ -50,9 +50,8 @@ def measure_holders(plane: ControlPlane, folder: Path, runs: int) -> list[float]
     seconds = []
     with contextlib.ExitStack() as stack:
         api = stack.enter_context(plane.api(plane.admin))
-        boot_id = (
-            Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        )  # this machine is the node: its /proc is read
+        # This machine is the node: its /proc is read.
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         command_runner.node = create_node(stack, api, {}, boot_id=boot_id)
         stack.enter_context(many_processes())
         stack.enter_context(Path(DEVICE).open("rb"))
@@ -99,12 +98,8 @@ def quicken(tree: HostTree, version: str) -> None:
     where = {"modules": tree.root / "sys/module", "device": tree.root / "dev/rbln0", "version": version}
     quoted = {name: shlex.quote(str(value)) for name, value in where.items()}
     for name, text in (("rmmod", RMMOD), ("modprobe", MODPROBE)):
-        _write(tree.bin / name, text.format(**quoted))
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
+        (tree.bin / name).write_text(text.format(**quoted))
+        (tree.bin / name).chmod(0o755)
 
 
 POD_STOP_S = 1.0
@@ -121,22 +116,17 @@ class Sample:
     floor_s: float
 
 
-def measure(plane: ControlPlane, folder: Path) -> Sample:
-    return _upgrade(plane, folder)
-
-
 def measure_peak(plane: ControlPlane, folder: Path) -> float:
     peak = folder / "peak"
-    _upgrade(plane, folder, (sys.executable, "-I", "-S", str(PEAK), str(peak)))
+    measure(plane, folder, (sys.executable, "-I", "-S", str(PEAK), str(peak)))
     return float(peak.read_text())
 
 
-def _upgrade(plane: ControlPlane, folder: Path, through: tuple[str, ...] = ()) -> Sample:
+def measure(plane: ControlPlane, folder: Path, through: tuple[str, ...] = ()) -> Sample:
     with contextlib.ExitStack() as stack:
         api = stack.enter_context(plane.api(plane.admin))
-        command_runner = CommandRunner(
-            plane, plane.agent_with_events, folder, through=through, is_forked=False
-        ).with_upgrade()
+        command_runner = CommandRunner(plane, plane.agent_with_events, folder, through=through, is_forked=False)
+        command_runner = command_runner.with_upgrade()
         quicken(command_runner.tree, NEW)
         node = create_node(stack, api, {}, boot_id=command_runner.tree.boot_id)
         command_runner.node = node
@@ -164,32 +154,19 @@ CLIENTS = 1_000
 OUTAGE = Outage(429, 5.0, retry_after_s=1)
 
 
-@dataclass(frozen=True)
-class Together:
-    """Requests of one node alone, of each of many, and how many seconds after its last pod each of those was done."""
-
-    alone: int
-    requests: tuple[int, ...]
-    reactions_s: tuple[float, ...]
-    peak: int
-    took_s: float
-
-    @property
-    def p99_s(self) -> float:
-        """What 99 of 100 nodes stay below."""
-        return self.reactions_s[int(0.99 * len(self.reactions_s))]
-
-
-def measure_crowd(plane: ControlPlane) -> Together:
+def measure_crowd(plane: ControlPlane) -> list[Figure]:
     """One node, then all of them. SystemExit where one does not end well."""
-    alone, many = _reconciled(plane, 1), _reconciled(plane, NODES)
-    return Together(
-        alone.most_requests(),
-        tuple(len(run.requests) for run in many.runs),
-        tuple(many.reactions_s()),
-        many.peak,
-        many.took_s,
+    alone, many = _reconciled(plane, 1).most_requests(), _reconciled(plane, NODES)
+    reactions_s = tuple(many.reactions_s())
+    audited = (
+        "audit log; real agents, simulated hosts; one API server, its limits of requests in flight raised; "
+        f"{many.took_s:.0f} s, at most {many.peak} requests in 100 ms"
     )
+    ended = f"last pod's deletion to the end of the run; median {reactions_s[NODES // 2]:.2f} s"
+    return [
+        Figure(Target.CROWD, tuple(float(len(run.requests) - alone) for run in many.runs), audited),
+        Figure(Target.CROWD_REACTION, (reactions_s[int(0.99 * len(reactions_s))],), ended, (floor_s(),)),
+    ]
 
 
 def _reconciled(plane: ControlPlane, size: int) -> Crowded:
@@ -201,6 +178,8 @@ def _reconciled(plane: ControlPlane, size: int) -> Crowded:
     return done
 
 
-def measure_storm() -> tuple[int, int]:
+def measure_storm() -> list[Figure]:
     """The most requests in 100 ms when 1,000 clients were all told to come back in a second: with jitter, without."""
-    return peak(requests_s(OUTAGE, own_numbers(CLIENTS))), peak(requests_s(OUTAGE, no_numbers(CLIENTS)))
+    with_jitter, without = (peak(requests_s(OUTAGE, made(CLIENTS))) for made in (own_numbers, no_numbers))
+    how = f"real clients on simulated clocks, 5 s of 429 with Retry-After: 1; {without} of 1,000 without jitter"
+    return [Figure(Target.STORM, (float(with_jitter),), how)]

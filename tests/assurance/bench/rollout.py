@@ -20,16 +20,10 @@ from driver_manager.core.fleet_ports import FactKind, Listed, Subject
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import PLURAL, NodeRecord, UpgradeState, encode_node_record
 from driver_manager.domain.fleet.status import status_of
-from driver_manager.sandbox.apiserver import (
-    REVISION_LABEL,
-    ApiServer,
-    DaemonSetController,
-    Kubelet,
-    Obj,
-    Store,
-    hash_of,
-)
+from driver_manager.domain.node import REVISION_LABEL
+from driver_manager.sandbox.apiserver import ApiServer, DaemonSetController, Kubelet, Obj, Store, hash_of
 from driver_manager.sandbox.cluster import daemon_set, pod_template
+from tests.assurance.bench.figure import Figure, Target, floor_s
 from tests.support.control_plane.processes import Running
 from tests.support.control_plane.rollout_fleet import RolloutFleet, Witness, peak_mib, serve_rollouts, writes
 from tests.support.control_plane.servers import Authority, ControlPlane
@@ -51,13 +45,8 @@ def heavy_node(name: str) -> Obj:
     fields: Obj = {f"f:{key}": {} for key in labels}
     managed = {"manager": "nfd-master", "operation": "Update", "fieldsV1": {"f:metadata": {"f:labels": fields}}}
     repository = "registry.example/team/image"
-    images = [
-        {
-            "names": [f"{repository}-{number}@sha256:{number:064}", f"{repository}-{number}:v1"],
-            "sizeBytes": number * 10**6,
-        }
-        for number in range(IMAGES)
-    ]
+    names = [[f"{repository}-{number}@sha256:{number:064}", f"{repository}-{number}:v1"] for number in range(IMAGES)]
+    images = [{"names": those, "sizeBytes": number * 10**6} for number, those in enumerate(names)]
     body = slim_node(name)
     body["metadata"]["labels"] |= labels
     body["metadata"] |= {"managedFields": [managed], "annotations": {"csi.volume/nodeid": SAID, "node.alpha/ttl": "0"}}
@@ -78,16 +67,12 @@ def slim_node(name: str) -> Obj:
 
 def template(version: str) -> Obj:
     made = pod_template(NAME, {f"SETTING_{number}": "some value" for number in range(20)}, version)
-    volumes: list[Any] = [
-        {"name": f"host-{n}", "hostPath": {"path": f"/run/some/path/{n}", "type": "Directory"}} for n in range(10)
-    ]
-    mounts = [{"name": one["name"], "mountPath": one["hostPath"]["path"]} for one in volumes]
-    main = {
-        **made["spec"]["containers"][0],
-        "volumeMounts": mounts,
-        "env": made["spec"].pop("initContainers")[0]["env"],
-    }
-    return {**made, "spec": {**made["spec"], "containers": [main], "volumes": volumes}}
+    paths = {f"host-{n}": f"/run/some/path/{n}" for n in range(10)}
+    volumes = [{"name": name, "hostPath": {"path": path, "type": "Directory"}} for name, path in paths.items()]
+    mounts = [{"name": name, "mountPath": path} for name, path in paths.items()]
+    (main,), (init,) = made["spec"]["containers"], made["spec"].pop("initContainers")
+    containers = [{**main, "volumeMounts": mounts, "env": init["env"]}]
+    return {**made, "spec": {**made["spec"], "containers": containers, "volumes": volumes}}
 
 
 @dataclass(frozen=True)
@@ -179,6 +164,7 @@ def _behind_tls(server: ApiServer, folder: Path) -> dict[str, str]:
 
 FEW = 20
 IDLE_S = 30.0
+ASIDE = "watches and its Lease aside"
 SETTLED_S = 7.0
 """After this a status that could wait is written, too."""
 
@@ -188,6 +174,7 @@ DONE_OF_MOST = 100
 NODE_BYTES = 14_000
 """With what it has anyway a Node of some 15 KiB."""
 
+SHARED = "the sandbox's API server behind TLS, which shares the processors"
 NOW_S = 1_800_000_000.0
 
 
@@ -198,16 +185,8 @@ def end(controller: Running) -> None:
         raise SystemExit(f"the controller did not end as it has to: {ended.err}")
 
 
-@dataclass(frozen=True)
-class Rolled:
-    """Writes of one node's upgrade, Events aside, and requests of `IDLE_S` seconds beside watches and the Lease."""
-
-    writes_per_node: float
-    idle: int
-
-
-def measure_rolled(plane: ControlPlane, folder: Path) -> Rolled:
-    """A rollout over a few nodes in the default waves, and the time after it."""
+def measure_rolled(plane: ControlPlane, folder: Path) -> list[Figure]:
+    """A rollout over a few nodes in the default waves, and the time after it: its requests, watches and Lease aside."""
     with plane.api(plane.admin) as api:
         serve_rollouts(api)
         with RolloutFleet(plane, api, folder, FEW) as fleet:
@@ -222,7 +201,11 @@ def measure_rolled(plane: ControlPlane, folder: Path) -> Rolled:
             time.sleep(IDLE_S)
             idle = [one for one in fleet.requests(mark) if one.verb != "watch" and one.resource != "leases"]
             end(controller)
-    return Rolled((sum(found.values()) - found["events"]) / FEW, len(idle))
+    few = f"audit log, {FEW} nodes in the default waves, 4 at a time; Events aside"
+    return [
+        Figure(Target.WRITES, ((sum(found.values()) - found["events"]) / FEW,), few),
+        Figure(Target.IDLE, (float(len(idle)),), f"audit log over {IDLE_S:.0f} s after a rollout; {ASIDE}"),
+    ]
 
 
 def world_of(size: int) -> FleetCache:
@@ -230,14 +213,12 @@ def world_of(size: int) -> FleetCache:
     read, keys, world = readers(PROFILE.keys, zone), PROFILE.keys, FleetCache(NAMESPACE)
     done, under_way = 2 * size // 5, size // 50
 
-    def tell(subject: Subject, bodies: list[dict[str, object]]) -> None:
-        found = [
-            {**body, "metadata": {"uid": f"{subject.kind.name}-{number}", "resourceVersion": "7", **body["metadata"]}}  # type: ignore[dict-item]  # of an object
-            for number, body in enumerate(bodies)
-        ]
-        world.apply(Listed(subject, tuple(read[subject.kind](one) for one in found), "7"))
+    def tell(subject: Subject, bodies: list[Obj]) -> None:
+        for number, body in enumerate(bodies):
+            body["metadata"] = {"uid": f"{subject.kind.name}-{number}", "resourceVersion": "7", **body["metadata"]}
+        world.apply(Listed(subject, tuple(read[subject.kind](one) for one in bodies), "7"))
 
-    def node(number: int) -> dict[str, object]:
+    def node(number: int) -> Obj:
         body = slim_node(f"node-{number:05}")
         if number < done + under_way:
             state = UpgradeState.DONE if number < done else UpgradeState.RESTART
@@ -249,13 +230,13 @@ def world_of(size: int) -> FleetCache:
     owned = {"namespace": NAMESPACE, "ownerReferences": [{"uid": "ds", "controller": True}]}
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 
-    def pod(number: int) -> dict[str, object]:
+    def pod(number: int) -> Obj:
         version = "new" if number < done else "old"
         labels = {"app": NAME, REVISION_LABEL: version}
         metadata = {"name": f"{NAME}-{number}", "uid": f"{version}-{number}", "labels": labels, **owned}
         return {"metadata": metadata, "spec": {"nodeName": f"node-{number:05}"}, "status": ready}
 
-    def revision(name: str, number: int) -> dict[str, object]:
+    def revision(name: str, number: int) -> Obj:
         return {"metadata": {"name": name, "labels": {REVISION_LABEL: name}, **owned}, "revision": number}
 
     named = {"name": NAME, "namespace": NAMESPACE}
@@ -290,18 +271,7 @@ def measure_decisions(size: int, times: int) -> list[float]:
     return found
 
 
-@dataclass(frozen=True)
-class Served:
-    """A rollout over many nodes before a real API server: its seconds, the controller's requests, and what it needs."""
-
-    seconds: float
-    writes_per_node: float
-    requests_per_s: float
-    peak_mib: float
-    most_unavailable: int
-
-
-def measure_served(plane: ControlPlane, folder: Path) -> Served:
+def measure_served(plane: ControlPlane, folder: Path) -> list[Figure]:
     """The default waves, a tenth of the nodes out of service at the most, as somebody sees it who only watches."""
     with plane.api(plane.admin) as api:
         serve_rollouts(api)
@@ -319,20 +289,17 @@ def measure_served(plane: ControlPlane, folder: Path) -> Served:
             found = writes(records)
             peak = peak_mib(controller.process.pid)
             end(controller)
-    return Served(
-        took_s, (sum(found.values()) - found["events"]) / MANY, len(records) / took_s, peak, witness.most_unavailable()
-    )
+    how = f"{MANY:,} nodes of 15 KiB in the default waves, a tenth unavailable at most, real API server"
+    rate = f"audit log, {how}; {len(records) / took_s:.0f} requests/s on the mean over {took_s:.0f} s"
+    most = float(witness.most_unavailable())
+    return [
+        Figure(Target.UNAVAILABLE, (most,), f"{how}; a watch's view, write by write"),
+        Figure(Target.MANY_WRITES, ((sum(found.values()) - found["events"]) / MANY,), rate),
+        Figure(Target.MANY_MEMORY, (peak,), f"VmHWM, {how}"),
+    ]
 
 
-@dataclass(frozen=True)
-class AtOnce:
-    """A rollout of many nodes at once: its seconds, and the writes of each node, Events aside."""
-
-    seconds: float
-    writes_per_node: float
-
-
-def measure_at_once(folder: Path, size: int = MANY) -> AtOnce:
+def measure_at_once(folder: Path, size: int = MANY) -> list[Figure]:
     """All nodes without a limit, from the new template to the object that says so."""
     with controlled(folder, size, heavy=False, max_parallel=0) as (fleet, _):
         before, begun_s = len(fleet.server.requests), time.monotonic()
@@ -341,11 +308,12 @@ def measure_at_once(folder: Path, size: int = MANY) -> AtOnce:
         made = fleet.server.requests[before:]
     others = ("leases", "events")
     changing = [one for one in made if one.verb in ("patch", "delete", "create") and one.resource not in others]
-    return AtOnce(took_s, len(changing) / size)
+    whole = f"from the template to Complete, {len(changing) / size:.2f} writes for each node; {SHARED}"
+    return [Figure(Target.UNLIMITED, (took_s,), whole, (floor_s(),))]
 
 
-def measure_peak(folder: Path, size: int = MOST) -> float:
-    """The most memory in MiB that a controller had until some nodes of so many were upgraded (proc(5), VmHWM)."""
+def measure_peak(folder: Path, size: int = MOST) -> list[Figure]:
+    """The most memory that a controller had until some nodes of so many were upgraded (proc(5), VmHWM)."""
     with controlled(folder, size, heavy=True, max_parallel=50) as (fleet, pid):
         fleet.set_driver("2")
         end_s = time.monotonic() + LIMIT_S
@@ -353,7 +321,8 @@ def measure_peak(folder: Path, size: int = MOST) -> float:
             if time.monotonic() > end_s:
                 raise SystemExit(f"{DONE_OF_MOST} nodes were not upgraded within {LIMIT_S:g} s: {fleet.status()}")
             time.sleep(0.1)
-        return peak_mib(pid)
+        memory = f"VmHWM in a pod, Nodes of 15 KiB, until {DONE_OF_MOST} are upgraded; {SHARED}"
+        return [Figure(Target.MOST_MEMORY, (peak_mib(pid),), memory)]
 
 
 @contextmanager
