@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support.docs.markdown import DOCS, ROOT
@@ -82,14 +82,12 @@ PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
 def commands(page: Path) -> Iterator[Command]:
     inside, found = False, list[Command]()
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-        fence = FENCE.match(line)
-        if fence:
+        if fence := FENCE.match(line):
             inside = not inside and fence[1] == "console"
         elif inside and line.lstrip().startswith("$ "):
             found.append(Command(page.name, number, line.lstrip()[2:].partition("  #")[0].strip()))
         elif inside and found and line.strip():
-            last = found.pop()
-            found.append(Command(last.page, last.line, last.text, (*last.prints, line.strip())))
+            found[-1] = replace(found[-1], prints=(*found[-1].prints, line.strip()))
     return iter(found)
 
 

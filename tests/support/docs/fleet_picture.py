@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from driver_manager.domain.fleet.advance import OUTLOOK_GUARDS, advance, survey, view_of
 from driver_manager.domain.fleet.nodes import FOREIGN, JUDGE_CASES, PHASE_CASES, UNFIT
 from driver_manager.domain.fleet.spec import Fleet, PreflightMode, RolloutPolicy, UpgradeState
-from driver_manager.domain.fleet.state import FleetDecision, MarkNode, Member, NodeStatus, Terms
+from driver_manager.domain.fleet.state import FleetDecision, MarkNode, NodeStatus, Terms
 from driver_manager.domain.fleet.waves import HOLD_GUARDS
 from tests.support.docs.markdown import code, table
 from tests.support.fakes import fleet_world
@@ -84,19 +84,12 @@ class Seen:
         member, record, verdict = standing.member, standing.member.record, standing.verdict
         guard = next(guard for guard in PHASE_CASES if guard(member, terms) is not None)
         _note(self.places, guard, verdict.place.value)
-        self._obstacles(member, terms)
+        found = {_name(obstacle): why for obstacle in FOREIGN if (why := obstacle(member))}
+        self.obstacles = found | {why: why for why, holds in UNFIT if holds(member, terms)} | self.obstacles
         if guard.__name__ == PHASE_CASES[3].__name__ and record is not None:
             case = next(case for case in JUDGE_CASES if case(member, record, terms) is not None)
             marks = [act.state.value for act in verdict.acts if isinstance(act, MarkNode) and act.state is not None]
             _note(self.cases, case, code(marks[0]) if marks else "nothing")
-
-    def _obstacles(self, member: Member, terms: Terms) -> None:
-        for obstacle in FOREIGN:
-            if why := obstacle(member):
-                self.obstacles.setdefault(_name(obstacle), why)
-        for why, holds in UNFIT:
-            if holds(member, terms):
-                self.obstacles[why] = why
 
 
 def _note(found: Found, guard: Callable[..., object], result: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from driver_manager.domain.health.watch import (
     TRANSITIONS,
@@ -17,12 +18,7 @@ from driver_manager.domain.host import RECOVERY, Marker
 from tests.support.docs.markdown import table
 
 BOOT = "boot-1"
-MARKERS = (
-    None,
-    Marker(RECOVERY, BOOT, writer=WRITER),
-    Marker(RECOVERY, "boot-0", writer=WRITER),
-    Marker("upgrade", BOOT),
-)
+MARKERS = (None, *(Marker(RECOVERY, boot, writer=WRITER) for boot in (BOOT, "boot-0")), Marker("upgrade", BOOT))
 
 
 def picture() -> str:
@@ -39,22 +35,14 @@ def picture() -> str:
 def acts() -> dict[HealthState, list[MarkChange]]:
     """What each state may do to the marks on the host: `due` asked about every mixture of surroundings."""
     found: dict[HealthState, list[MarkChange]] = {}
-    flags = (True, False)
-    for state, failures in itertools.product(HealthState, (0, 3)):
-        for ready, withdrawn, loaded, busy, can, by_hand, marker in itertools.product(
-            (None, True, False), flags, flags, flags, flags, flags, MARKERS
-        ):
-            seen = Surroundings(
-                BOOT,
-                is_loaded=loaded,
-                is_reconciling=busy,
-                ready=ready,
-                is_withdrawn=withdrawn,
-                can_request=can,
-                marker=marker,
-            )
-            history = History(state, failures=failures, is_muted_by_hand=by_hand)
-            found.setdefault(state, []).extend(mark_changes(history, seen))
+    flags: tuple[object, ...] = (True, False)
+    facts = {"is_loaded": flags, "is_reconciling": flags, "ready": (None, True, False), "is_withdrawn": flags}
+    facts |= {"can_request": flags, "marker": MARKERS}
+    for state, failures, by_hand in itertools.product(HealthState, (0, 3), flags):
+        history = History(state, failures=failures, is_muted_by_hand=by_hand)
+        for values in itertools.product(*facts.values()):
+            surroundings: Any = dict(zip(facts, values, strict=True))
+            found.setdefault(state, []).extend(mark_changes(history, Surroundings(BOOT, **surroundings)))
     return {state: [act for act in MarkChange if act in done] for state, done in found.items()}
 
 

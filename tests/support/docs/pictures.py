@@ -15,6 +15,7 @@ from tests.support.docs import fleet_picture, health_picture, plan_picture, rebo
 from tests.support.docs.markdown import DOCS, main
 
 SCRIPT = "scripts/pictures"
+MERMAID = "```mermaid\n{}\n```"
 HEAD = f"""# State machines
 
 For developers: in which order each program acts, and why. Made by `{SCRIPT}` from the code; a test fails when they
@@ -83,43 +84,31 @@ The first row that applies holds all nodes. Nodes under way are completed.
 """
 
 
-def _mermaid(text: str) -> str:
-    return f"```mermaid\n{text}\n```"
-
-
 def _parts() -> Iterator[str]:
     yield HEAD
     orders = plan_picture.orders()
     yield RECONCILE.format(count=sum(order.plans for order in orders))
     for never in (False, True):
         yield "### A driver that is never unloaded" if never else "### A driver that can be swapped"
-        yield "\n".join(
-            f"- `{order.decision.value}`. {WHEN[order.decision]}\n  {plan_picture.steps(order)}"
-            for order in orders
-            if (order.strategy is Strategy.REBOOT) is never
-        )
+        shown = (one for one in orders if (one.strategy is Strategy.REBOOT) is never)
+        yield "\n".join(f"- `{one.decision.value}`. {WHEN[one.decision]}\n  {plan_picture.steps(one)}" for one in shown)
     yield HEALTH
-    yield _mermaid(health_picture.picture())
+    yield MERMAID.format(health_picture.picture())
     yield health_picture.marks()
     yield RECOVERY
     yield recovery_picture.guards()
     yield REBOOTER.format(count=len(reboot_picture.STORIES))
     yield reboot_picture.guards()
     yield "Which act followed which on one node:"
-    yield _mermaid(reboot_picture.picture())
+    yield MERMAID.format(reboot_picture.picture())
     yield ROLLOUT.format(count=fleet_picture.STORIES)
-    yield _mermaid(fleet_picture.picture())
+    yield MERMAID.format(fleet_picture.picture())
     seen, guard_table = fleet_picture.seen(), fleet_picture.guard_table
-    yield PLACE
-    yield guard_table("the node is", PHASE_CASES, seen.places)
-    yield CASE
-    yield guard_table("what is noted on it", JUDGE_CASES, seen.cases)
-    yield OBSTACLE
-    yield fleet_picture.obstacles()
-    yield HOLD
-    yield guard_table("phase and reason", HOLD_GUARDS, seen.holds)
-    yield "### What is shown"
-    yield guard_table("phase and reason", OUTLOOK_GUARDS, seen.phases)
+    yield from (PLACE, guard_table("the node is", PHASE_CASES, seen.places))
+    yield from (CASE, guard_table("what is noted on it", JUDGE_CASES, seen.cases))
+    yield from (OBSTACLE, fleet_picture.obstacles())
+    yield from (HOLD, guard_table("phase and reason", HOLD_GUARDS, seen.holds))
+    yield from ("### What is shown", guard_table("phase and reason", OUTLOOK_GUARDS, seen.phases))
 
 
 def pages() -> Mapping[Path, str]:

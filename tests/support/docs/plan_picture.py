@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import dataclass
 from functools import cache
@@ -69,9 +70,8 @@ class Order:
 
 def mixture(dice: random.Random, profile: Profile) -> Situation:
     """Some facts and wishes, and some progress of a run."""
-    held: dict[str, Any] = {"pods": tuple(user for user in USERS if dice.random() < 0.4), "claims": ()}
-    if dice.random() < 0.5:
-        held["claims"] = (Claim("tenant", "c", profile.device_classes),)
+    held: dict[str, Any] = {"pods": tuple(user for user in USERS if dice.random() < 0.4)}
+    held["claims"] = (Claim("tenant", "c", profile.device_classes),) if dice.random() < 0.5 else ()
     if dice.random() < 0.4:
         held["holders"] = (HOLDER,)
     if dice.random() < 0.4:
@@ -185,13 +185,10 @@ def _with_devices(
 def sequences(profile: Profile) -> dict[Decision, list[tuple[str, ...]]]:
     """The steps of every plan that the mixtures lead to, by decision; those that are refused have none."""
     dice, found = random.Random(SEED), dict[Decision, list[tuple[str, ...]]]()  # noqa: S311  # the same at every run
-    kinds = (*[mixture] * MIXTURES, *[_cleared] * CLEARING, *[_given] * GIVING, *[_returned] * RETURNING)
-    for made in kinds:
-        try:
+    for made in (*[mixture] * MIXTURES, *[_cleared] * CLEARING, *[_given] * GIVING, *[_returned] * RETURNING):
+        with contextlib.suppress(ManagerError):
             decided = plan(made(dice, profile))
-        except ManagerError:
-            continue
-        found.setdefault(decided.decision, []).append(_names(decided, profile))
+            found.setdefault(decided.decision, []).append(_names(decided, profile))
     return found
 
 
@@ -237,13 +234,8 @@ def merged(strategy: Strategy, decision: Decision, plans: list[tuple[str, ...]])
 @cache
 def orders() -> tuple[Order, ...]:
     """Every decision's order: of a driver that can be swapped, then of one that cannot be."""
-    return tuple(
-        merged(profile.strategy, decision, found[decision])
-        for profile in DRAWN
-        for found in (sequences(profile),)
-        for decision in Decision
-        if decision in found
-    )
+    found = [(profile, decision, sequences(profile).get(decision)) for profile in DRAWN for decision in Decision]
+    return tuple(merged(profile.strategy, decision, plans) for profile, decision, plans in found if plans is not None)
 
 
 def steps(order: Order) -> str:

@@ -139,10 +139,6 @@ class Key:
     is_required: bool
 
 
-def every_key() -> tuple[Key, ...]:
-    return tuple(_keys(Profile, ""))
-
-
 def rows() -> str:
     """The table of all keys, as a file has them. Raises KeyError for one without a meaning here."""
     shipped = sorted(builtin().values(), key=lambda profile: profile.name != "rebellions")
@@ -152,11 +148,13 @@ def rows() -> str:
         example = next((text for text in found if text not in ("", key.default)), key.default or key.form)
         before = "required: " if key.is_required else ""
         after = f"; default: {code(key.default)}" if key.default not in ("", "true", "false", example) else ""
-        lines.append((code(f"{key.path} = {_short(example)}"), before + MEANINGS[key.path] + after))
+        if example.startswith("[") and len(example) > 50 and "," in example:
+            example = f"{example.partition(',')[0]}, …]"
+        lines.append((code(f"{key.path} = {example}"), before + MEANINGS[key.path] + after))
     return table(("key, with an example", "meaning"), lines)
 
 
-def _keys(record: type, at: str) -> Iterator[Key]:
+def every_key(record: type = Profile, at: str = "") -> Iterator[Key]:
     nested = []
     for name, one in fields_of(record).items():
         if one.is_record:
@@ -166,7 +164,7 @@ def _keys(record: type, at: str) -> Iterator[Key]:
         else:
             yield Key(at + name, _form_of(one), "" if one.is_required else _toml(one.default), one.is_required)
     for inner, prefix in nested:
-        yield from _keys(inner, prefix)
+        yield from every_key(inner, prefix)
 
 
 def _form_of(one: FieldType) -> str:
@@ -200,33 +198,20 @@ def _written(profile: Profile, path: str) -> str:
     return _toml(value)
 
 
-def _short(example: str) -> str:
-    """A long list is shown by its first text."""
-    first, comma, _ = example.partition(",")
-    return f"{first}, …]" if comma and example.startswith("[") and len(example) > 50 else example
-
-
 SCHEMA = Path(schemas.__file__).parent / "profile.schema.json"
 
 
 def schema_text() -> str:
-    form = {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "A driver-manager profile (TOML)",
-        **_form(Profile, ""),
-    }
-    return json.dumps(form, indent=2, ensure_ascii=False) + "\n"
+    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "A driver-manager profile (TOML)"}
+    return json.dumps({**head, **_form(Profile, "")}, indent=2, ensure_ascii=False) + "\n"
 
 
 def _form(record: type, at: str) -> dict[str, Any]:
     fields = fields_of(record)
     required = [key for key, one in fields.items() if one.is_required]
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        **({"required": required} if required else {}),
-        "properties": {key: _value(one, at + key) for key, one in fields.items()},
-    }
+    properties = {key: _value(one, at + key) for key, one in fields.items()}
+    head = {"type": "object", "additionalProperties": False, **({"required": required} if required else {})}
+    return {**head, "properties": properties}
 
 
 def _value(one: FieldType, at: str) -> dict[str, Any]:

@@ -163,18 +163,13 @@ def seen() -> Seen:
 
 
 def picture() -> str:
-    names = {act: act.name.lower() for act in RebootAct}
+    names, followers = {act: act.name.lower() for act in RebootAct}, seen().followers
+    drawn = set(followers).union(*followers.values()) - ASKS
     lines = ["stateDiagram-v2", f"    [*] --> {names[RebootAct.NOTHING]}"]
-    lines += [f"    {names[act]}: {act.value}" for act in RebootAct if act not in ASKS and act in _drawn()]
+    lines += [f"    {names[act]}: {act.value}" for act in RebootAct if act in drawn]
     for act in RebootAct:
-        followers = seen().followers.get(act, set())
-        lines += [f"    {names[act]} --> {names[other]}" for other in RebootAct if other in followers]
+        lines += [f"    {names[act]} --> {names[other]}" for other in RebootAct if other in followers.get(act, ())]
     return "\n".join(lines)
-
-
-def _drawn() -> set[RebootAct]:
-    followers = seen().followers
-    return set(followers) | {act for found in followers.values() for act in found}
 
 
 def guards() -> str:

@@ -147,7 +147,6 @@ only the controller that leads serves them.
 
 """
 METRICS_COMPONENT = DOCS.parent / "deploy/components/metrics"
-ROLLOUT_COMPONENT = DOCS.parent / "deploy/components/rollout"
 ALERTS_HEAD = f"""\
 # Made from rules.yaml by {SCRIPT}; a test fails when it differs.
 apiVersion: monitoring.coreos.com/v1
@@ -182,17 +181,19 @@ class Counts(Struct):
 
 
 def counts() -> Counts:
-    options = {name: _long_options(command) for name, command in commands().items()}
-    every = set[str]().union(*(_long_options(command) for _, command in GROUP.each()))
+    options = {
+        name: {
+            word
+            for one in command.get_params(click.Context(command))
+            if isinstance(one, click.Option) and not one.hidden
+            for word in one.opts
+            if word.startswith("--")
+        }
+        for name, command in GROUP.each()
+    }
     paths = (*sorted(DOCS.glob("*.md")), ROOT / "README.md")
     words = {path.name: len(path.read_text(encoding="utf-8").split()) for path in paths}
-    return Counts({name: len(found) for name, found in options.items()}, len(every), words)
-
-
-def _long_options(command: click.Command) -> set[str]:
-    shown = command.get_params(click.Context(command))
-    names = (name for one in shown if isinstance(one, click.Option) and not one.hidden for name in one.opts)
-    return {name for name in names if name.startswith("--")}
+    return Counts({name: len(options[name]) for name in commands()}, len(set().union(*options.values())), words)
 
 
 def _print_counts() -> None:
@@ -204,16 +205,8 @@ def _print_counts() -> None:
 
 
 def takers(setting: AnySetting) -> list[str]:
-    return [name for name, command in commands().items() if setting in _settings_of(command)]
-
-
-def _settings_of(command: click.Command) -> list[AnySetting]:
-    return [option.setting for option in command.params if isinstance(option, SettingOption)]
-
-
-def _commands() -> str:
-    rows = [(code(name), command.get_short_help_str(200)) for name, command in commands().items()]
-    return "## Commands\n\n" + table(("command", "what"), rows)
+    taken = {name: [getattr(one, "setting", None) for one in command.params] for name, command in commands().items()}
+    return [name for name, found in taken.items() if setting in found]
 
 
 def _own_options() -> str:
@@ -232,42 +225,20 @@ def _options() -> Iterator[str]:
     for heading, group in settings.HEADINGS:
         readers = [tuple(takers(one)) for one in group]
         usual = max(readers, key=readers.count)
-        rows = [
-            (codes((one.env, *one.also)), _flag(one), _takes(one), _default(one), _help(one) + _others(names, usual))
-            for one, names in zip(group, readers, strict=True)
-        ]
+        rows = []
+        for one, names in zip(group, readers, strict=True):
+            flag = "" if one.env in settings.ONLY_VARIABLES else code(one.flag)
+            taken = " or ".join(map(code, one.choices)) if one.kind is SettingKind.CHOICE else one.kind.value
+            # A default has a column of its own; one that is no constant is at the end of the text.
+            text, _, said = (one.help, "", "") if one.default is not None else one.help.partition(SAID)
+            default = code(str(one.default)) if one.default is not None else said.rstrip(".") or "none"
+            text += "" if names == usual else f" ({_of(list(names))})"
+            rows.append(
+                (codes((one.env, *one.also)), flag, taken, "off" if one.kind is SettingKind.FLAG else default, text)
+            )
         head = f"### {heading}\n\nRead by {_of(list(usual))}, unless the row names others.\n\n"
         yield head + table(("environment", "flag", "takes", "default", "what"), rows)
     yield _own_options()
-
-
-def _others(names: tuple[str, ...], usual: tuple[str, ...]) -> str:
-    return "" if names == usual else f" ({_of(list(names))})"
-
-
-def _flag(setting: AnySetting) -> str:
-    return "" if setting.env in settings.ONLY_VARIABLES else code(setting.flag)
-
-
-def _takes(setting: AnySetting) -> str:
-    return (
-        " or ".join(code(choice) for choice in setting.choices)
-        if setting.kind is SettingKind.CHOICE
-        else setting.kind.value
-    )
-
-
-def _default(setting: AnySetting) -> str:
-    if setting.kind is SettingKind.FLAG:
-        return "off"
-    if setting.default is not None:
-        return code(str(setting.default))
-    return setting.help.partition(SAID)[2].rstrip(".") or "none"
-
-
-def _help(setting: AnySetting) -> str:
-    """What it says but for the default, which has a column of its own."""
-    return setting.help if setting.default is not None else setting.help.partition(SAID)[0]
 
 
 def _of(names: list[str]) -> str:
@@ -278,35 +249,20 @@ def _of(names: list[str]) -> str:
     return codes(names) if len(names) <= len(others) else f"all but {codes(others)}"
 
 
-def _exits() -> str:
-    rows = [(str(exit_code.value), text) for exit_code, text in EXIT_MEANINGS.items()]
-    return f"## Exit codes\n\n{table(('code', 'what'), rows)}\n\n{EXITS.strip()}"
-
-
 def _node_keys() -> Iterator[str]:
     yield KEYS
     for name, profile in builtin().items():
-        rows = [
-            (code(value), profile_keys.MEANINGS[f"keys.{field}"])
-            for field, value in asdict(profile.keys).items()
-            if value
-        ]
-        deploy = profile.deploy
+        keys, deploy = asdict(profile.keys), profile.deploy
+        rows = [(code(key), profile_keys.MEANINGS[f"keys.{field}"]) for field, key in keys.items() if key]
         if deploy.prefix:
-            rows.append(
-                (code(f"{deploy.prefix}*"), f"label: `true` places an operand; `{deploy.paused_value}` pauses it")
-            )
-            rows.append((code(deploy.driver_key), "label: places the driver itself; never paused"))
+            what = f"label: `true` places an operand; `{deploy.paused_value}` pauses it"
+            rows += [(code(f"{deploy.prefix}*"), what)]
+            rows += [(code(deploy.driver_key), "label: places the driver itself; never paused")]
         rows += [(code(label), "label: marks a node of this vendor") for label in profile.present_labels]
         yield f"### {name}\n\n" + table(("key", "what"), rows)
     yield f"Slots for reboots are in the Lease `{LEASE}` of the operator's namespace."
     rows = [(code(state.value), STATE_MEANINGS[state]) for state in NodeState]
     yield f"{STATES.strip()}\n\n{table(('state', 'meaning'), rows)}"
-
-
-def _forms() -> str:
-    rows = [(code(f"{name}.schema.json"), schemas.schema(name)["title"]) for name in schemas.NAMES]
-    return FORMS + "\n" + table(("schema", "printed by"), rows)
 
 
 def _events() -> str:
@@ -354,15 +310,11 @@ def _files() -> str:
 
 
 def _nights() -> str:
-    rows = [
+    rows = (
         (code(one.headline), code(one.state), code(one.event[0]), f"[{one.alert}](#alert-{one.alert.lower()})")
         for one in NIGHTS
-    ]
+    )
     return table(("`status` begins with", "label", "Event", "alert, and what to do"), rows)
-
-
-def _window_parts() -> str:
-    return table(("part", "what its time goes to"), [(code(part.value), PART_MEANINGS[part]) for part in OutagePart])
 
 
 def _report() -> str:
@@ -386,27 +338,29 @@ def _alerts() -> str:
 
 
 def pages() -> Mapping[Path, str]:
-    parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), _files()]
-    parts += [_forms(), *rollout_object.reference()]
-    profiles, operate = DOCS / "profiles.md", DOCS / "operate.md"
-    window, report, readme = DOCS / "window.md", DOCS / "test-report.md", ROOT / "README.md"
-    return {
-        readme: with_block(
-            readme.read_text(encoding="utf-8"), NODE_BLOCK, measured.upgrades_as_markdown(measured.recorded())
-        ),
+    what = [(code(name), command.get_short_help_str(200)) for name, command in commands().items()]
+    exits = table(("code", "what"), [(str(status.value), text) for status, text in EXIT_MEANINGS.items()])
+    forms = [(code(f"{name}.schema.json"), schemas.schema(name)["title"]) for name in schemas.NAMES]
+    parts = ["## Commands\n\n" + table(("command", "what"), what), *_options(), f"## Exit codes\n\n{exits}\n{EXITS}"]
+    parts = [HEAD, *parts, *_node_keys(), _events(), _metrics(), _files()]
+    parts += [f"{FORMS}\n{table(('schema', 'printed by'), forms)}", *rollout_object.reference()]
+    window = table(("part", "what its time goes to"), [(code(part.value), PART_MEANINGS[part]) for part in OutagePart])
+    written = {
         DOCS / "reference.md": "\n\n".join(part.strip() for part in parts) + "\n",
-        profiles: with_block(profiles.read_text(encoding="utf-8"), SCRIPT, profile_keys.rows()),
-        operate: with_block(operate.read_text(encoding="utf-8"), SCRIPT, _nights()),
-        window: with_block(window.read_text(encoding="utf-8"), SCRIPT, _window_parts()),
         METRICS_COMPONENT / "prometheusrule.yaml": _alerts(),
         profile_keys.SCHEMA: profile_keys.schema_text(),
-        ROLLOUT_COMPONENT / "crd.yaml": rollout_object.manifest(SCRIPT),
-        report: with_block(
-            with_block(report.read_text(encoding="utf-8"), SCRIPT, _report()),
-            NODE_BLOCK,
-            measured.as_markdown(measured.recorded()),
-        ),
+        DOCS.parent / "deploy/components/rollout/crd.yaml": rollout_object.manifest(SCRIPT),
     }
+    for page, script, block in (
+        (ROOT / "README.md", NODE_BLOCK, measured.upgrades_as_markdown(measured.recorded())),
+        (DOCS / "profiles.md", SCRIPT, profile_keys.rows()),
+        (DOCS / "operate.md", SCRIPT, _nights()),
+        (DOCS / "window.md", SCRIPT, window),
+        (DOCS / "test-report.md", SCRIPT, _report()),
+        (DOCS / "test-report.md", NODE_BLOCK, measured.as_markdown(measured.recorded())),
+    ):
+        written[page] = with_block(written.get(page) or page.read_text(encoding="utf-8"), script, block)
+    return written
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ PLAIN: dict[Kind, Json] = {
     Kind.TRUTH: {"type": "boolean"},
 }
 """The types of the status."""
+ATOMIC = {"x-kubernetes-list-type": "atomic"}
 
 WISH = """### Annotations
 
@@ -66,35 +67,21 @@ the reason `InvalidSpec` and a message that names field, value and what was expe
 
 
 def definition() -> Json:
+    # By the name an overlay is deleted without it: other vendors share it.
+    labels = {"app.kubernetes.io/name": PLURAL, "app.kubernetes.io/part-of": "driver-manager"}
+    names: Json = {"kind": KIND, "listKind": f"{KIND}List", "plural": PLURAL, "singular": KIND.lower()}
+    names |= {"shortNames": [SHORT_NAME]}
+    columns = [
+        {"name": name, "type": kind, "jsonPath": path, "description": what, **({"priority": 1} if name in WIDE else {})}
+        for name, kind, path, what in COLUMNS
+    ]
+    version: Json = {"name": VERSION, "served": True, "storage": True, "subresources": {"status": {}}}
+    version |= {"additionalPrinterColumns": columns, "schema": {"openAPIV3Schema": _whole()}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        # By the name an overlay is deleted without it: other vendors share it.
-        "metadata": {
-            "name": f"{PLURAL}.{GROUP}",
-            "labels": {"app.kubernetes.io/name": PLURAL, "app.kubernetes.io/part-of": "driver-manager"},
-        },
-        "spec": {
-            "group": GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": [SHORT_NAME],
-            },
-            "versions": [
-                {
-                    "name": VERSION,
-                    "served": True,
-                    "storage": True,
-                    "subresources": {"status": {}},
-                    "additionalPrinterColumns": list(_columns()),
-                    "schema": {"openAPIV3Schema": _whole()},
-                }
-            ],
-        },
+        "metadata": {"name": f"{PLURAL}.{GROUP}", "labels": labels},
+        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
     }
 
 
@@ -104,16 +91,10 @@ def manifest(script: str) -> str:
 
 
 def reference() -> Iterator[str]:
-    spec = [
-        (
-            code(path),
-            spec_fields.takes(one),
-            _shown(spec_fields.default(one)),
-            _shown(spec_fields.example(path)),
-            spec_fields.meaning(path, one),
-        )
-        for path, one in spec_fields.every_field()
-    ]
+    spec = []
+    for path, one in spec_fields.every_field():
+        default, example = (_shown(value) for value in (spec_fields.default(one), spec_fields.example(path)))
+        spec.append((code(path), spec_fields.takes(one), default, example, spec_fields.meaning(path, one)))
     wishes = [(code(wish.key), wish.form, wish.meaning) for wish in WISHES]
     yield SECTION
     yield "### spec\n\n" + table(("field", "takes", "default", "example", "what"), spec)
@@ -128,12 +109,6 @@ def _shown(value: Any) -> str:
     return code(value if isinstance(value, str) else json.dumps(value).replace('"', ""))
 
 
-def _columns() -> Iterator[Json]:
-    for name, kind, path, what in COLUMNS:
-        column = {"name": name, "type": kind, "jsonPath": path, "description": what}
-        yield {**column, "priority": 1} if name in WIDE else column
-
-
 def _whole() -> Json:
     top = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
     spec = {"description": "What is wanted.", **_spec(RolloutPolicy, "")}
@@ -142,8 +117,8 @@ def _whole() -> Json:
     return {"description": ABOUT, "type": "object", "required": ["spec"], "properties": properties}
 
 
-def _object(required: Sequence[str], properties: Json) -> Json:
-    return {"type": "object", **({"required": list(required)} if required else {}), "properties": properties}
+def _object(required: list[str], properties: Json) -> Json:
+    return {"type": "object", **({"required": required} if required else {}), "properties": properties}
 
 
 def _sentence(meaning: str) -> str:
@@ -154,12 +129,9 @@ def _spec(record: type, at: str) -> Json:
     fields = fields_of(record)
     properties = {}
     for key, one in fields.items():
-        default = spec_fields.default(one)
-        properties[key] = {
-            "description": _sentence(spec_fields.meaning(at + key, one)),
-            **_spec_type(one, at + key),
-            **({} if default is None else {"default": default}),
-        }
+        properties[key] = {"description": _sentence(spec_fields.meaning(at + key, one)), **_spec_type(one, at + key)}
+        if (default := spec_fields.default(one)) is not None:
+            properties[key]["default"] = default
     return _object([key for key, one in fields.items() if one.is_required], properties)
 
 
@@ -168,13 +140,8 @@ def _spec_type(one: FieldType, path: str) -> Json:
     if rule.removed:  # What an earlier version stored is kept, so that the reader sees and refuses it.
         return {"x-kubernetes-preserve-unknown-fields": True}
     if one.item is not None:  # The order of waves matters to server-side apply, and no list has keys.
-        entries = _spec(one.item.kind, f"{path}[].")
-        return {
-            "type": "array",
-            "x-kubernetes-list-type": "atomic",
-            **_bounds(rule, "minItems", "maxItems"),
-            "items": entries,
-        }
+        bounds = _bounds(rule, "minItems", "maxItems")
+        return {"type": "array", **ATOMIC, **bounds, "items": _spec(one.item.kind, f"{path}[].")}
     if one.is_record:
         return _spec(one.kind, f"{path}.")
     if words := spec_fields.choices(one):
@@ -188,14 +155,8 @@ def _spec_type(one: FieldType, path: str) -> Json:
         return {"x-kubernetes-int-or-string": True, **_bounds(rule, "minimum", "maximum"), "pattern": pattern}
     least, most = rule.chars or (0, None)
     # A server of 1.20 takes an empty text for null.
-    nullable = {"nullable": True} if not least and re.fullmatch(pattern, "") else {}
-    return {
-        "type": "string",
-        **nullable,
-        **({"minLength": least} if least else {}),
-        "maxLength": most,
-        "pattern": pattern,
-    }
+    first = {"minLength": least} if least else {"nullable": True} if re.fullmatch(pattern, "") else {}
+    return {"type": "string", **first, "maxLength": most, "pattern": pattern}
 
 
 def _bounds(rule: Rule, least: str, most: str) -> Json:
@@ -214,6 +175,6 @@ def _status_type(one: Field) -> Json:
     if one.kind is Kind.LIST:
         # Conditions have one writer each.
         keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-        listed = keys if one.name == "conditions" else {"x-kubernetes-list-type": "atomic"}
+        listed = keys if one.name == "conditions" else ATOMIC
         return {"type": "array", **listed, "items": _status(one.fields)}
     return PLAIN[one.kind]

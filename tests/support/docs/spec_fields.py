@@ -27,9 +27,8 @@ MEANINGS: dict[str, tuple[str, Any]] = {
     "maxParallel": ("number of nodes that may be upgraded at the same time; 0 is no limit", 4),
     "maxUnavailable": (
         (
-            "number or percent of the rollout's nodes that may be out of service at the same time, for any "
-            "reason: cordoned, not Ready, without a ready driver pod, or being upgraded; without it there is no such "
-            "limit"
+            "number or percent of the rollout's nodes that may be out of service at the same time, for any reason: "
+            "cordoned, not Ready, without a ready driver pod, or being upgraded; without it there is no such limit"
         ),
         "10%",
     ),
@@ -98,13 +97,10 @@ def every_field(record: type = RolloutPolicy, at: str = "") -> Iterator[tuple[st
     for key, one in fields_of(record).items():
         path = at + key
         yield path, one
-        if (inner := entries_of(one)) is not None:
-            yield from every_field(inner, f"{path}[]." if one.item is not None else f"{path}.")
-
-
-def entries_of(one: FieldType) -> Any:
-    """The record that a field holds, or a list of them; None for any other field."""
-    return one.item.kind if one.item is not None else one.kind if one.is_record else None
+        if one.item is not None:
+            yield from every_field(one.item.kind, f"{path}[].")
+        elif one.is_record:
+            yield from every_field(one.kind, f"{path}.")
 
 
 def meaning(path: str, one: FieldType) -> str:
@@ -119,9 +115,8 @@ def example(path: str) -> Any:
 
 def choices(one: FieldType) -> tuple[str, ...]:
     """The words that a field takes, if it takes no other text."""
-    return one.rule.choices or (
-        tuple(member.value for member in one.kind) if isinstance(one.kind, type) and issubclass(one.kind, Enum) else ()
-    )
+    is_enum = isinstance(one.kind, type) and issubclass(one.kind, Enum)
+    return one.rule.choices or (tuple(member.value for member in one.kind) if is_enum else ())
 
 
 def takes(one: FieldType) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import re
 import sys
 import tokenize
@@ -118,16 +119,11 @@ def texts_of(path: str, source: str) -> Iterator[Text]:
 
 def _comments(path: str, source: str) -> Iterator[Text]:
     """Consecutive comment lines are one text."""
-    begin, lines = 0, list[str]()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            if lines and token.start[0] != begin + len(lines):
-                yield Text(path, begin, "\n".join(lines), is_code=True)
-                lines = []
-            begin = begin if lines else token.start[0]
-            lines.append(token.string.lstrip("# "))
-    if lines:
-        yield Text(path, begin, "\n".join(lines), is_code=True)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = enumerate((one.start[0], one.string) for one in tokens if one.type == tokenize.COMMENT)
+    for _, lines in itertools.groupby(comments, lambda one: one[1][0] - one[0]):
+        found = [one for _, one in lines]
+        yield Text(path, found[0][0], "\n".join(text.lstrip("# ") for _, text in found), is_code=True)
 
 
 def _strings(path: str, tree: ast.Module) -> Iterator[Text]:
@@ -152,8 +148,7 @@ def _is_command(node: ast.AST) -> bool:
 def main(files: list[str]) -> int:
     paths = [str(Path(file).resolve().relative_to(ROOT)) for file in files]
     found = [one for path in paths for one in findings_in(path)] if paths else all_findings()
-    for one in found:
-        print(one)
+    print("".join(f"{one}\n" for one in found), end="")
     return 1 if found else 0
 
 

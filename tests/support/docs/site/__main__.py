@@ -14,7 +14,7 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,26 +60,16 @@ def linked(page: Path, text: str) -> str:
             return f"[{label}]({names[meant]}{sharp}{anchor})"
         return label if meant.exists() else found[0]
 
-    return _outside_of_fences(text, lambda part: LINK.sub(replaced, part))
-
-
-def _outside_of_fences(text: str, change: Callable[[str], str]) -> str:
     parts, at = [], 0
     for fence in FENCED.finditer(text):
-        parts += [change(text[at : fence.start()]), fence[0]]
+        parts += [LINK.sub(replaced, text[at : fence.start()]), fence[0]]
         at = fence.end()
-    return "".join([*parts, change(text[at:])])
+    return "".join([*parts, LINK.sub(replaced, text[at:])])
 
 
-def listed(nav: Any) -> Iterator[str]:
-    if isinstance(nav, str):
-        yield nav
-    elif isinstance(nav, Mapping):
-        for one in nav.values():
-            yield from listed(one)
-    else:
-        for one in nav:
-            yield from listed(one)
+def listed(nav: Any) -> list[str]:
+    inner = nav.values() if isinstance(nav, Mapping) else nav
+    return [nav] if isinstance(nav, str) else [page for one in inner for page in listed(one)]
 
 
 def mermaid(folder: Path) -> bytes:
@@ -90,7 +80,8 @@ def mermaid(folder: Path) -> bytes:
         with tempfile.TemporaryDirectory(dir=folder) as fresh:
             said = _ran("npm", "pack", "--silent", "--pack-destination", fresh, MERMAID)
             Path(fresh, said.split()[-1]).replace(kept)
-    if integrity(kept.read_bytes()) != INTEGRITY:
+    digest = base64.b64encode(hashlib.sha512(kept.read_bytes()).digest())
+    if f"sha512-{digest.decode()}" != INTEGRITY:
         kept.unlink()
         raise SiteError(f"{MERMAID} is not what was pinned: its hash is another one")
     with tarfile.open(kept) as package:
@@ -110,10 +101,6 @@ def _ran(*argv: str) -> str:
     return done.stdout
 
 
-def integrity(package: bytes) -> str:
-    return "sha512-" + base64.b64encode(hashlib.sha512(package).digest()).decode()
-
-
 def outside(page: str) -> list[str]:
     """What a browser that shows the page would ask of other hosts."""
     found = [one["src"] or one["href"] for one in LOADED.finditer(page)]
@@ -126,10 +113,9 @@ def stage(folder: Path, pages: Mapping[Path, str]) -> None:
     names = {page: "index.md" if page.parent == ROOT else page.name for page in pages}
     if found := sorted(set(names.values()) ^ set(listed(tomllib.loads(config)["project"]["nav"]))):
         raise SiteError(f"{', '.join(found)}: in the navigation of {CONFIG} or among the pages, but not in both")
-    shutil.rmtree(folder / "pages", ignore_errors=True)
-    shutil.rmtree(folder / "overrides", ignore_errors=True)
-    shutil.copytree(HERE / "overrides", folder / "overrides")
-    shutil.copytree(HERE / "assets", folder / "pages")
+    for source, to in (("overrides", "overrides"), ("assets", "pages")):
+        shutil.rmtree(folder / to, ignore_errors=True)
+        shutil.copytree(HERE / source, folder / to)
     (folder / CONFIG).write_text(config, encoding="utf-8")
     for page, text in pages.items():
         (folder / "pages" / names[page]).write_text(linked(page, text), encoding="utf-8")
