@@ -6,6 +6,7 @@ Must not import the product.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 
@@ -13,24 +14,6 @@ from tests.support.control_plane.api import Api, Json, gone, wait_until
 
 APPLY_PATCH = "application/apply-patch+yaml"
 
-_PLURALS = {
-    "Namespace": "namespaces",
-    "ServiceAccount": "serviceaccounts",
-    "Role": "roles",
-    "RoleBinding": "rolebindings",
-    "ClusterRole": "clusterroles",
-    "ClusterRoleBinding": "clusterrolebindings",
-    "DaemonSet": "daemonsets",
-    "Deployment": "deployments",
-    "ResourceQuota": "resourcequotas",
-    "NetworkPolicy": "networkpolicies",
-    "SecurityContextConstraints": "securitycontextconstraints",
-    "PodDisruptionBudget": "poddisruptionbudgets",
-    "CustomResourceDefinition": "customresourcedefinitions",
-    "DriverRollout": "driverrollouts",
-    "PodMonitor": "podmonitors",
-    "PrometheusRule": "prometheusrules",
-}
 _CLUSTER_WIDE = ("SecurityContextConstraints",)
 """Cluster-wide kinds that kustomize does not know as such: it gives them a namespace, which servers leave out."""
 
@@ -41,7 +24,8 @@ def path_of(one: Json) -> str:
     version, meta = one["apiVersion"], one["metadata"]
     base = f"/apis/{version}" if "/" in version else f"/api/{version}"
     within = f"/namespaces/{meta['namespace']}" if "namespace" in meta and one["kind"] not in _CLUSTER_WIDE else ""
-    return f"{base}{within}/{_PLURALS[one['kind']]}/{meta['name']}"
+    plural = re.sub("ys$", "ies", f"{one['kind'].lower().removesuffix('s')}s")
+    return f"{base}{within}/{plural}/{meta['name']}"
 
 
 def apply(api: Api, one: Json) -> Json:

@@ -45,8 +45,7 @@ class Helm:
         return [one for text in texts for one in yaml.load_all(text, _LOADER) if one]
 
     def lint(self, values: Json) -> list[str]:
-        said: list[str] = self._ask("lint", {"chart": str(CHART), "values": values})
-        return said
+        return list(self._ask("lint", {"chart": str(CHART), "values": values}))
 
     def act(self, kind: str, values: Json, chart: Path, kubeconfig: Path, namespace: str) -> None:
         """`helm install`, `upgrade` or `uninstall` of the release `driver-manager`. Raises HelmError."""

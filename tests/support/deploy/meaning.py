@@ -41,8 +41,7 @@ def selectors(one: Any) -> Iterator[Json]:
             else:
                 yield from selectors(inner)
     elif isinstance(one, list):
-        for inner in one:
-            yield from selectors(inner)
+        yield from (found for inner in one for found in selectors(inner))
 
 
 def pods_of(objects: Iterable[Json]) -> Iterator[Json]:

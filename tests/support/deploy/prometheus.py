@@ -95,20 +95,11 @@ def prometheus(folder: Path, targets: Mapping[str, tuple[int, Mapping[str, str]]
     for name, (target, labels) in targets.items():
         config += JOB.format(name=name, target=f"127.0.0.1:{target}", labels=json.dumps(dict(labels)))
     (folder / "prometheus.yml").write_text(config)
-    log = folder / "prometheus.log"
+    argv = [program, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    argv += [f"--web.listen-address=127.0.0.1:{port}"]
+    log, env = folder / "prometheus.log", {"PATH": os.environ["PATH"]}
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            [
-                program,
-                f"--config.file={folder / 'prometheus.yml'}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env={"PATH": os.environ["PATH"]},
-        )
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env)
     try:
         running = Prometheus(port)
         wait_until(lambda: running.is_ready() or process.poll() is not None, f"Prometheus is ready: {log}", BOUND_S)

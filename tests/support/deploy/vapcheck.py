@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from scripts.releasing.kustomize import Json
 from tests.support.assets import tool
 from tests.support.control_plane.api import Api, gone
@@ -45,10 +43,13 @@ def write(objects: Iterable[Json], file: Path) -> Path:
 
 def compiled(file: Path) -> str:
     """What is wrong with the policies, "" if nothing is."""
-    done = subprocess.run(
-        [program(), "compile", str(file)], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-    )
+    done = _ran("compile", file)
     return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def _ran(*words: str | Path, said: str = "") -> subprocess.CompletedProcess[str]:
+    argv = [program(), *map(str, words)]
+    return subprocess.run(argv, input=said, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
 
 
 @dataclass(frozen=True)
@@ -66,31 +67,19 @@ class Sender:
 
 def update(sender: Sender, old: Json | None, new: Json, subresource: str = "") -> Json:
     """The review of a Node that `sender` changes from `old` to `new`, or creates."""
-    request = {
-        "uid": "1",
-        "kind": {"group": "", "version": "v1", "kind": "Node"},
-        "resource": {"group": "", "version": "v1", "resource": "nodes"},
-        "subResource": subresource,
-        "name": new["metadata"]["name"],
-        "operation": "UPDATE" if old is not None else "CREATE",
-        "userInfo": sender.info,
-        "object": new,
-        "oldObject": old,
-    }
+    kind, resource = (
+        {"group": "", "version": "v1", key: word} for key, word in (("kind", "Node"), ("resource", "nodes"))
+    )
+    request = {"uid": "1", "kind": kind, "resource": resource, "subResource": subresource, "userInfo": sender.info}
+    request |= {"name": new["metadata"]["name"], "operation": "UPDATE" if old is not None else "CREATE"}
+    request |= {"object": new, "oldObject": old}
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
 
 
 def reviewed(file: Path, reviews: Iterable[Json], may: Callable[[str, Json], bool]) -> list[str]:
     """Why each is denied, "" where it is allowed. `may` answers for a user whether RBAC allows some attributes."""
     with _authorizer(file.parent, may) as kubeconfig:
-        done = subprocess.run(
-            [program(), "review", "-kubeconfig", str(kubeconfig), str(file)],
-            input="\n".join(map(json.dumps, reviews)),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
+        done = _ran("review", "-kubeconfig", kubeconfig, file, said="\n".join(map(json.dumps, reviews)))
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line)["response"] for line in done.stdout.splitlines()]
     return ["" if one["allowed"] else one["status"]["message"] for one in answers]
@@ -120,8 +109,12 @@ def _authorizer(folder: Path, may: Callable[[str, Json], bool]) -> Iterator[Path
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
+            config: Json = {"apiVersion": "v1", "kind": "Config", "current-context": "test"}
+            config["contexts"] = [{"name": "test", "context": {"cluster": "test", "user": "test"}}]
+            config["clusters"] = [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}]
+            config["users"] = [{"name": "test", "user": {}}]
             file = folder / "authorizer.kubeconfig"
-            file.write_text(yaml.safe_dump(_kubeconfig(f"http://127.0.0.1:{server.server_port}")))
+            file.write_text(json.dumps(config))  # JSON is YAML
             yield file
         finally:
             server.shutdown()
@@ -137,10 +130,8 @@ def _asked(body: bytes) -> tuple[str, Json]:
     The numbers of the fields are those of k8s.io/api/authorization/v1/generated.proto and of runtime.Unknown.
     """
     spec = _fields(_fields(_fields(body.removeprefix(b"k8s\0"))[2])[2])
-    attributes = {
-        _ATTRIBUTES[number]: value.decode() for number, value in _fields(spec[1]).items() if number in _ATTRIBUTES
-    }
-    return spec[3].decode(), {"namespace": "", "group": "", "subresource": "", "name": "", **attributes}
+    asked = _fields(spec[1])
+    return spec[3].decode(), {name: asked.get(number, b"").decode() for number, name in _ATTRIBUTES.items()}
 
 
 def _fields(message: bytes) -> dict[int, bytes]:
@@ -153,17 +144,6 @@ def _fields(message: bytes) -> dict[int, bytes]:
         assert tag & 7 == 2, "a field of another type"
         found[tag >> 3], at = message[at : at + size], at + size
     return found
-
-
-def _kubeconfig(server: str) -> Json:
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "test",
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        "clusters": [{"name": "test", "cluster": {"server": server}}],
-        "users": [{"name": "test", "user": {}}],
-    }
 
 
 @dataclass
@@ -179,11 +159,8 @@ class Webhook:
 
     def denied(self) -> list[str]:
         """Who was denied what so far, and why."""
-        return [
-            f"{asked['userInfo']['username']} {asked['name']}: {said['status']['message']}"
-            for asked, said in self.reviews()
-            if not said["allowed"]
-        ]
+        denied = [(asked, said["status"]["message"]) for asked, said in self.reviews() if not said["allowed"]]
+        return [f"{asked['userInfo']['username']} {asked['name']}: {why}" for asked, why in denied]
 
 
 @contextmanager
@@ -218,18 +195,7 @@ def enforced(plane: ControlPlane, api: Api, objects: Iterable[Json], folder: Pat
 def _configuration(address: str, ca: bytes) -> Json:
     client = {"url": f"https://{address}/validate", "caBundle": base64.b64encode(ca).decode()}
     rule = {"apiGroups": [""], "apiVersions": ["*"], "operations": ["*"], "resources": ["nodes", "nodes/status"]}
-    hook = {
-        "name": "vapcheck.test.local",
-        "admissionReviewVersions": ["v1"],
-        "sideEffects": "None",
-        "failurePolicy": "Fail",
-        "timeoutSeconds": 30,
-        "clientConfig": client,
-        "rules": [rule],
-    }
-    return {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "MutatingWebhookConfiguration",
-        "metadata": {"name": "vapcheck"},
-        "webhooks": [hook],
-    }
+    hook: Json = {"name": "vapcheck.test.local", "admissionReviewVersions": ["v1"], "sideEffects": "None"}
+    hook |= {"failurePolicy": "Fail", "timeoutSeconds": 30, "clientConfig": client, "rules": [rule]}
+    kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration"}
+    return {**kind, "metadata": {"name": "vapcheck"}, "webhooks": [hook]}
