@@ -67,10 +67,9 @@ class Sender:
 
 def update(sender: Sender, old: Json | None, new: Json, subresource: str = "") -> Json:
     """The review of a Node that `sender` changes from `old` to `new`, or creates."""
-    kind, resource = (
-        {"group": "", "version": "v1", key: word} for key, word in (("kind", "Node"), ("resource", "nodes"))
-    )
-    request = {"uid": "1", "kind": kind, "resource": resource, "subResource": subresource, "userInfo": sender.info}
+    core = {"group": "", "version": "v1"}
+    request: Json = {"uid": "1", "kind": {**core, "kind": "Node"}, "resource": {**core, "resource": "nodes"}}
+    request |= {"subResource": subresource, "userInfo": sender.info}
     request |= {"name": new["metadata"]["name"], "operation": "UPDATE" if old is not None else "CREATE"}
     request |= {"object": new, "oldObject": old}
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
