@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterable
@@ -23,18 +24,12 @@ from tests.support.fakes.builders import ASCEND, LABELS, ME, PROFILE, host, jour
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 
 STATUSES = (200, 201, 204, 301, 400, 401, 403, 404, 409, 410, 422, 429, 500, 503)
-HEADERS: tuple[dict[str, str], ...] = (
-    {},
-    {"Retry-After": "1"},
-    {"Retry-After": "inf"},
-    {"Retry-After": "nan"},
-    {"Retry-After": "Sun, 1 Jan"},
-)
+RETRIES = (None, "1", "inf", "nan", "Sun, 1 Jan")
 MOST_REQUESTS = 200
 BUDGET_S = 30.0
 
 
-class Response:
+class Response(contextlib.AbstractContextManager["Response"]):
     """One answer, as urllib3 gives it, whole or as a stream."""
 
     def __init__(self, status: int, data: bytes, headers: dict[str, str]) -> None:
@@ -48,14 +43,10 @@ class Response:
 
     read1 = read
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         self._left = b""
 
-    def __enter__(self) -> Response:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    __exit__ = close
 
 
 class Server:
@@ -74,10 +65,11 @@ class Server:
 
 def _server(data: bytes) -> Server:
     """Each part is an answer: its selector is the status, its first byte the headers."""
-    answers = [
-        Response(STATUSES[(number - 1) % len(STATUSES)], rest[1:], HEADERS[(rest[:1] or b"0")[0] % len(HEADERS)])
-        for number, rest in parts_of(data)
-    ]
+    answers = []
+    for number, rest in parts_of(data):
+        retry = RETRIES[(rest[:1] or b"0")[0] % len(RETRIES)]
+        headers = {"Retry-After": retry} if retry is not None else {}
+        answers.append(Response(STATUSES[(number - 1) % len(STATUSES)], rest[1:], headers))
     return Server(answers or [Response(204, b"", {})])
 
 
@@ -111,11 +103,10 @@ WRITERS: tuple[tuple[Callable[[KubeCluster], Any], Any], ...] = (
 
 
 def read_answers(data: bytes) -> None:
-    asks = (*READERS, *WRITERS)
+    asks, server = (*READERS, *WRITERS), _server(data[1:])
     number = (data[:1] or bytes(1))[0] % len(asks)
-    server = _server(data[1:])
+    ask, kind = asks[number]
     try:
-        ask, kind = asks[number]
         assert_conforms(ask(_cluster(server)), kind)
     finally:
         assert number >= len(READERS) or set(server.methods) <= {"GET"}, "a read that writes"
@@ -125,16 +116,9 @@ def read_and_plan(data: bytes) -> None:
     server = _server(data)
     cluster = _cluster(server)
     try:
-        node, pods = cluster.node(), cluster.pods()
-        seen = observe(
-            node,
-            pods,
-            PROFILE,
-            Identity("driver-a", False, "rbln-system", ME, ""),
-            digest="",
-            read_host=lambda *_: host(),
-            process_lives=lambda _: False,
-        )
+        node, pods, me = cluster.node(), cluster.pods(), Identity("driver-a", False, "rbln-system", ME, "")
+        read: dict[str, Any] = {"read_host": lambda *_: host(), "process_lives": lambda _: False}
+        seen = observe(node, pods, PROFILE, me, digest="", **read)
         decided = plan(Situation.of(seen, PROFILE, Policy()))
         json.dumps(decided.to_json())
         decided.to_text()
@@ -142,6 +126,7 @@ def read_and_plan(data: bytes) -> None:
         assert set(server.methods) <= {"GET"}, "a read that writes"
 
 
+READY = {"type": "Ready", "status": "True"}
 NODE = {
     "kind": "Node",
     "metadata": {
@@ -153,10 +138,7 @@ NODE = {
         "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}],
     },
     "spec": {"unschedulable": True},
-    "status": {
-        "nodeInfo": {"bootID": "boot-1", "machineID": "machine"},
-        "conditions": [{"type": "Ready", "status": "True"}],
-    },
+    "status": {"nodeInfo": {"bootID": "boot-1", "machineID": "machine"}, "conditions": [READY]},
 }
 TERMS = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a/b", "operator": "In", "values": ["true"]}]}]}
 CONTAINER = {

@@ -14,24 +14,14 @@ from msgspec.structs import replace
 from driver_manager import profiles
 from driver_manager.adapters.host.holders import devices_of, mount_points_below
 from driver_manager.adapters.report.http import parse_address
-from driver_manager.domain import baseline, host_record, journal, selectors
-from driver_manager.domain import host as failure_note
+from driver_manager.domain import baseline, host, host_record, journal, selectors
 from driver_manager.domain.fleet.spec import RolloutObject, read
 from driver_manager.domain.fleet.status import status_of_problems
 from driver_manager.domain.health import watch as health_record
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.health.parsers import PARSERS, parse
 from driver_manager.domain.health.watch import History, Surroundings
-from driver_manager.domain.host import (
-    REASONS,
-    DeviceVerdict,
-    Health,
-    Marker,
-    PastFailure,
-    ProbeResult,
-    decode_marker,
-    encode_marker,
-)
+from driver_manager.domain.host import DeviceVerdict, Health, Marker, PastFailure, ProbeResult
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.metrics import exposition
@@ -116,57 +106,42 @@ def read_baseline(data: bytes) -> None:
     assert_speakable(compared.reason, *found.remarks)
 
 
-def read_failure(data: bytes) -> None:
-    found = failure_note.decode_failure(text_of(data))
-    assert_conforms(found, PastFailure)
-    assert failure_note.decode_failure(failure_note.encode_failure(found)) == found
-    assert_speakable(found.what)
-
-
 def read_marker(data: bytes) -> None:
-    found = decode_marker(text_of(data))
+    found = host.decode_marker(text_of(data))
     assert_conforms(found, Marker)
-    assert found.reason in REASONS
+    assert found.reason in host.REASONS
     if found.boot_id:
         # The oldest evidence may go: what is written anew is spelled in full and may be longer than what was read.
-        again = decode_marker(encode_marker(found))
+        again = host.decode_marker(host.encode_marker(found))
         assert replace(again, evidence=()) == replace(found, evidence=())
     request = reboot_record.request_of(found, BOOT)
     assert_speakable(request.key)
     assert len(request.key) < 100
 
 
-def kept(decode: Callable[[str], T], encode: Callable[[T], str], kind: type[T]) -> Callable[[bytes], None]:
-    """Reads what is the same once it was written and read again."""
+def kept(
+    decode: Callable[[str], T], encode: Callable[[T], str], kind: type[T], shown: Callable[[T], list[str]] | None = None
+) -> Callable[[bytes], None]:
+    """Reads what is the same once it was written and read again, with texts that are shown."""
 
     def read_kept(data: bytes) -> None:
         found = decode(text_of(data))
         assert_conforms(found, kind)
         assert decode(encode(found)) == found
+        assert_speakable(*(shown(found) if shown is not None else ()))
 
     return read_kept
 
 
 SEEN = Surroundings(
-    boot_id=BOOT,
-    driver="1",
-    is_loaded=True,
-    is_reconciling=False,
-    ready=True,
-    is_withdrawn=False,
-    can_request=True,
-    marker=None,
-    marker_problem="",
+    boot_id=BOOT, driver="1", is_loaded=True, ready=True, is_withdrawn=False, can_request=True, marker=None
 )
 
 
-def read_clients(data: bytes) -> None:
-    found = client_record.decode(text_of(data))
-    assert_conforms(found, ClientRecord)
-    assert client_record.decode(client_record.encode(found)) == found
+def shown_of_clients(found: ClientRecord) -> list[str]:
     shown = encode_generation(found.generation)
     assert decode_generation(shown) == found.generation
-    assert_speakable(shown, *map(str, found.clients), *found.unknown)
+    return [shown, *map(str, found.clients), *found.unknown]
 
 
 def read_health_record(data: bytes) -> None:
@@ -180,12 +155,11 @@ def read_health_record(data: bytes) -> None:
 
 def read_probe_output(data: bytes) -> None:
     """The first byte picks the parser, the second the exit status."""
-    names = sorted(PARSERS)
-    kind, status, out = data[:1] or b"\0", data[1:2] or b"\0", text_of(data[2:])
+    names, (kind, status), out = sorted(PARSERS), data[:2].ljust(2, b"\0"), text_of(data[2:])
     said = out.splitlines()[-1][:300] if out.splitlines() else ""
-    parser = names[kind[0] % len(names)]
+    parser = names[kind % len(names)]
     probe = next((one.probe for one in PROFILES.values() if one.probe and one.probe.parser == parser), None)
-    found = parse(probe or Probe("tool", parser=parser), status[0], out, said, PRESENT)
+    found = parse(probe or Probe("tool", parser=parser), status, out, said, PRESENT)
     assert_conforms(found, ProbeResult)
     assert_speakable(found.reason, *(one.name + one.reason + one.address for one in found.devices))
     exposition(families(HealthReport(History(), found)))
@@ -197,9 +171,7 @@ def probe_seed(parser: str, status: int, out: str | bytes) -> bytes:
 
 
 SICK = DeviceVerdict("a", Health.UNHEALTHY, "x", "0000:c1:00.0")
-BASELINE = baseline.encode(
-    baseline.Baseline(BOOT, "1.0", Health.UNHEALTHY, reason="x", devices=(SICK,), served=("0000:c1:00.0",))
-)
+BASELINE = baseline.Baseline(BOOT, "1.0", Health.UNHEALTHY, reason="x", devices=(SICK,), served=("0000:c1:00.0",))
 RBLN = json.dumps({"devices": [{"name": "RBLN-CA12", "status": "normal", "pci": {"bus_id": PRESENT[0]}}]})
 PROBES = (
     *(probe_seed("npu-smi", 0, table) for table in golden("npu-smi/[0-9]*.txt")),
@@ -230,8 +202,7 @@ def read_rollout(data: bytes) -> None:
 def read_labels(data: bytes) -> None:
     """Lines `key=now=journaled`."""
     rows = [line.split("=", 2) for line in text_of(data).split("\n") if line.count("=") == 2]
-    now = {key: value for key, value, _ in rows}
-    journaled = {key: value for key, _, value in rows}
+    now, journaled = {key: value for key, value, _ in rows}, {key: value for key, _, value in rows}
     found = labels.originals(now, journaled, frozenset(now), PAUSED)
     paused = {key: labels.paused_form(value, PAUSED) for key, value in found.items()}
     assert all(labels.is_paused(value, PAUSED) for value in paused.values())
@@ -286,35 +257,35 @@ MOUNTS = (
     b"37 36 0:32 / /run/rbln/driver/a\\040b\\134 rw - tmpfs tmpfs rw\n"
 )
 
-HEALTH = health_record.encode_watch_record(
-    replace(History(), reason="npu 0 chip 0 is Critical", failures=2, evidence=("1 unhealthy: x",), driver="7",
-            stuck=Owner(pid=7, start_ticks=8, pid_namespace=9)),
-    BOOT,
-).encode()  # fmt: skip
+STUCK = Owner(pid=7, start_ticks=8, pid_namespace=9)
+WEDGED = History(reason="npu 0 chip 0 is Critical", failures=2, evidence=("1 unhealthy: x",), driver="7", stuck=STUCK)
+HEALTH = health_record.encode_watch_record(WEDGED, BOOT).encode()
 
 ROLLOUTS = tuple(
     json.dumps({**rollout_objects.rollout(spec, undo="1:a"), "status": json.loads(status)}).encode()
     for spec, status in itertools.product((rollout_objects.SPEC, rollout_objects.FULL), golden("rollout-status-*.json"))
 )
 
+FAILURES = kept(host.decode_failure, host.encode_failure, PastFailure, lambda found: [found.what])
+CLIENTS = kept(client_record.decode, client_record.encode, ClientRecord, shown_of_clients)
 RECORDS = kept(reboot_record.decode_reboot_record, reboot_record.encode_reboot_record, Record)
 RECOVERIES = kept(decode_recovery_record, encode_recovery_record, RecoveryRecord)
-RELOAD = failure_note.ReloadRequest(BOOT, "7", "npu 0 is lost")
-RELOADS = kept(failure_note.decode_reload_request, failure_note.encode_reload_request, failure_note.ReloadRequest)
+RELOAD = host.ReloadRequest(BOOT, "7", "npu 0 is lost")
+RELOADS = kept(host.decode_reload_request, host.encode_reload_request, host.ReloadRequest)
 SLOTS = kept(decode_slots, encode_slots, Slots)
 GENERATIONS = kept(decode_generation, encode_generation, Generation)
 TARGETS = (
     Target("profile", read_profile, tuple(path.read_bytes() for path in sorted(SHIPPED.glob("*.toml")))),
     Target("journal", read_journal, golden("journal-*.json"), Form.JSON),
-    Target("baseline", read_baseline, (BASELINE.encode(),), Form.JSON),
+    Target("baseline", read_baseline, (baseline.encode(BASELINE).encode(),), Form.JSON),
     Target("host-record", read_host_record, golden("host-record-*.json"), Form.JSON),
-    Target("failure-note", read_failure, golden("failure-*.json"), Form.JSON),
+    Target("failure-note", FAILURES, golden("failure-*.json"), Form.JSON),
     Target("marker", read_marker, (*golden("marker-*.json"), b"driver upgrade needs a reboot\n"), Form.JSON),
     Target("rebooter-record", RECORDS, golden("rebooter-*.json"), Form.JSON),
     Target("recovery-record", RECOVERIES, golden("recovery-v*.json"), Form.JSON),
-    Target("reload-request", RELOADS, (failure_note.encode_reload_request(RELOAD).encode(),), Form.JSON),
+    Target("reload-request", RELOADS, (host.encode_reload_request(RELOAD).encode(),), Form.JSON),
     Target("slots", SLOTS, golden("slots-*.json"), Form.JSON),
-    Target("client-record", read_clients, golden("clients-*.json"), Form.JSON),
+    Target("client-record", CLIENTS, golden("clients-*.json"), Form.JSON),
     Target("generation", GENERATIONS, golden("generation-*.json"), Form.JSON),
     Target("health-record", read_health_record, (HEALTH,), Form.JSON, allowed=()),
     Target("rollout", read_rollout, ROLLOUTS, Form.JSON, allowed=()),

@@ -7,10 +7,11 @@ without a grant in the record of the host.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -124,11 +125,11 @@ def record_of(choices: Choices) -> HostRecord | None:
     )
 
 
-def _replacing() -> World:
+def _replacing(broken: str = "") -> World:
     """Services, modules, parameters, gates and a device: all that a journal can speak of."""
     world = replace_with_more_of_the_profile()
     world.policy = replace(world.policy, stop_host_services=True)
-    world.host.services = {SERVICE: True}
+    world.host.services, world.host.broken = {SERVICE: True}, {broken} - {""}
     world.host.pci.put(function(driver="rebellions"))
     return world
 
@@ -139,10 +140,7 @@ def _current() -> World:
     return world
 
 
-def _failing() -> World:
-    world = _replacing()
-    world.host.broken = {"2.0"}
-    return world
+_failing = partial(_replacing, broken="2.0")
 
 
 def _with_own_driver() -> World:
@@ -155,23 +153,14 @@ def _with_own_driver() -> World:
     return world
 
 
-def _never_unloaded() -> World:
+def _never_unloaded(loaded: str = "1.0", broken: str = "") -> World:
     world = World({}, Policy(loader=Loader.MANAGER, no_wait=True), profile=ASCEND, driver_root="/opt/new", gate="x")
-    world.host.loaded |= dict.fromkeys(ASCEND.modules.roots, "1.0")
-    world.host.offers = {"/opt/new": "2.0"}
+    world.host.loaded |= dict.fromkeys(ASCEND.modules.roots if loaded else (), loaded)
+    world.host.offers, world.host.broken = {"/opt/new": "2.0"}, {broken} - {""}
     return world
 
 
-def _not_loaded() -> World:
-    world = _never_unloaded()
-    world.host.loaded.clear()
-    return world
-
-
-def _not_loading() -> World:
-    world = _not_loaded()
-    world.host.broken = {"2.0"}
-    return world
+_not_loaded, _not_loading = partial(_never_unloaded, ""), partial(_never_unloaded, "", "2.0")
 
 
 MakeWorld = Callable[[], World]
@@ -184,32 +173,22 @@ BY_RECORD: Mapping[MakeWorld, tuple[MakeWorld, ...]] = {
 """Worlds in which a record on the host, root's own word, may make the driver one that a run has loaded."""
 
 
-def _honest(make: MakeWorld, *, has_record: bool) -> tuple[MakeWorld, ...]:
-    """The worlds whose honest runs show what one in the world of `make` may do."""
-    if make in OF_ONE_DRIVER:
-        return OF_ONE_DRIVER
-    return BY_RECORD[make] if has_record else (make,)
-
-
 @cache
 def honest_effects(makes: tuple[MakeWorld, ...]) -> frozenset[str]:
     """What honest runs of the profile do, each killed at each of its effects and followed by others."""
-    found = set[str]()
+    found = {"event", "patch"}
     for make in makes:
-        at = 0
-        while True:
+        at, was_killed = itertools.count(), True
+        while was_killed:
             world = make()
-            world.killer.kill_at(at, after=True)
+            world.killer.kill_at(next(at), after=True)
             was_killed = world.run() is None
             for _ in range(RUNS):
                 found |= _kinds(world)
                 world.next_process()
                 world.run()
             found |= _kinds(world)
-            if not was_killed:
-                break
-            at += 1
-    return frozenset({*found, "event", "patch"})
+    return frozenset(found)
 
 
 def _kinds(world: World) -> set[str]:
@@ -240,10 +219,15 @@ def run_on_forged_state(data: bytes) -> None:
     for _ in range(RUNS):
         assert world.run() is not None
         done |= _kinds(world)
-        _check_given(world.host.given)
+        # A load is given the parameters of the profile alone, by one line for a module.
+        given = world.host.given
+        names = {f"{name}.{word.partition('=')[0]}" for name, line in given.items() for word in shlex.split(line)}
+        assert names <= {"rebellions.mode", "rebellions.depth"}, given
+        assert not any("\n" in line for line in given.values()), given
         assert record is not None or EVIL_VERSION not in world.host.loaded.values(), "a folder that the Node names"
         world.next_process()
-    more = done - honest_effects(_honest(make, has_record=record is not None))
+    alone = (make,) if record is None else BY_RECORD.get(make, ())
+    more = done - honest_effects(OF_ONE_DRIVER if make in OF_ONE_DRIVER else alone)
     if record is not None:
         # By root's own record, a device that is the vendor's is given what it had, whatever that was.
         more -= {f"override {DEVICE}", f"virtual {DEVICE}", f"remove {world.profile.paths.bindings}"}
@@ -257,13 +241,6 @@ def run_on_forged_state(data: bytes) -> None:
     assert all(text.isprintable() for _, text, _ in world.cluster.posted)
 
 
-def _check_given(given: Mapping[str, str]) -> None:
-    """Raise AssertionError unless a load was given the parameters of the profile alone, by one line for a module."""
-    names = {f"{name}.{word.partition('=')[0]}" for name, line in given.items() for word in shlex.split(line)}
-    assert names <= {"rebellions.mode", "rebellions.depth"}, given
-    assert not any("\n" in line for line in given.values()), given
-
-
 REBOOTS = RebootPolicy("", KEYS, cordon=True, clear_workloads=True)
 
 
@@ -273,10 +250,8 @@ def _pending(choices: Choices, boot: str, uid: str) -> Pending | None:
         return None
     is_of_now = choices.one((True, False))
     request = RebootRequest(boot if is_of_now else "boot-0", choices.one(("upgrade", "health")), choices.one(NUMBERS))
-    started_s = 0 if is_of_now else choices.one(NUMBERS)
-    return Pending(
-        request, choices.one((uid, *WORDS)), started_s, choices.one((False, True)), choices.one((False, True))
-    )
+    started_s, who = 0 if is_of_now else choices.one(NUMBERS), choices.one((uid, *WORDS))
+    return Pending(request, who, started_s, choices.one((False, True)), choices.one((False, True)))
 
 
 def round_on_a_forged_grant(data: bytes) -> None:

@@ -16,7 +16,6 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -41,11 +40,8 @@ ODD_WORDS = (
 
 def mutated(form: Form, data: bytes, random: Random) -> bytes:
     """`data` with a few changes, at most 64 KiB."""
-    changes: dict[Form, Callable[[bytes, Random], bytes]]
-    changes = {Form.JSON: _json, Form.TEXT: _text, Form.PARTS: _parts, Form.BYTES: _bytes}
-    change = changes[form]
     for _ in range(random.randint(1, 4)):
-        data = change(data, random)
+        data = CHANGES[form](data, random)
     return data[:MAX_BYTES]
 
 
@@ -115,13 +111,11 @@ def _reworded(line: bytes, random: Random) -> bytes:
     """A word of the line, or a piece of one, gives way to an odd one."""
     words = line.split(b" ")
     at = random.randrange(len(words))
-    odd = random.choice(ODD_WORDS)
-    if random.random() < 0.5 or not words[at]:
-        words[at] = odd
-    else:
-        begin = random.randrange(len(words[at]))
-        end = random.randint(begin, len(words[at]))
-        words[at] = words[at][:begin] + odd + words[at][end:]
+    begin, end, odd = 0, len(words[at]), random.choice(ODD_WORDS)
+    if random.random() >= 0.5 and words[at]:
+        begin = random.randrange(end)
+        end = random.randint(begin, end)
+    words[at] = words[at][:begin] + odd + words[at][end:]
     return b" ".join(words)
 
 
@@ -136,7 +130,7 @@ def _parts(data: bytes, random: Random) -> bytes:
     elif fate < 0.3 and found[at]:
         found[at] = bytes([random.randint(1, 255)]) + found[at][1:]
     elif found[at]:
-        inner: Callable[[bytes, Random], bytes] = random.choice((_json, _text, _bytes))
+        inner = random.choice((_json, _text, _bytes))
         found[at] = found[at][:1] + inner(found[at][1:], random).replace(b"\0", b"?")
     return b"\0".join(found)
 
@@ -158,6 +152,7 @@ def _bytes(data: bytes, random: Random) -> bytes:
     return data[:at] + number.to_bytes(width, "little") + data[at + width :]
 
 
+CHANGES = {Form.JSON: _json, Form.TEXT: _text, Form.PARTS: _parts, Form.BYTES: _bytes}
 FOUND = Path(__file__).parents[3] / "build/fuzz"
 HANG_S = 75
 RSS_MIB = 1024
@@ -165,8 +160,6 @@ GRACE_S = 60.0
 _COUNTS = re.compile(r"#(\d+)\s+\w+\s+cov: (\d+)")
 ERROR = "== ERROR: libFuzzer"
 """What the engine says of a finding is around it."""
-
-_DONE = re.compile(r"Done (\d+) runs")
 
 
 @dataclass(frozen=True)
@@ -209,19 +202,13 @@ def campaign(target: Target, *, runs: int, seconds: float, seed: int) -> Campaig
         status = _wait(pid, seconds + GRACE_S)
         output.seek(0)
         said = output.read().decode(errors="replace")
-    counts = _COUNTS.findall(said) or [("0", "0")]
-    done = _DONE.findall(said)
-    saved = [Path(name) for name in re.findall(r"written to (\S+)", said)]
+    count, coverage = (_COUNTS.findall(said) or [("0", "0")])[-1]
+    (done,) = re.findall(r"Done (\d+) runs", said)[-1:] or [count]
+    saved = tuple(Path(name) for name in re.findall(r"written to (\S+)", said))
     if status and not saved:
         raise OSError(f"the engine ended with status {status} on {target.name}:\n{said[-3000:]}")
-    return Campaign(
-        target.name,
-        int(done[-1] if done else counts[-1][0]),
-        int(counts[-1][1]),
-        time.monotonic() - begun_s,
-        tuple(saved),
-        said[max(0, said.find(ERROR) - 1500) : said.find(ERROR) + 300] if saved else "",
-    )
+    shown = said[max(0, said.find(ERROR) - 1500) : said.find(ERROR) + 300] if saved else ""
+    return Campaign(target.name, int(done), int(coverage), time.monotonic() - begun_s, saved, shown)
 
 
 def _wait(pid: int, timeout_s: float) -> int:
@@ -249,18 +236,9 @@ def _fuzz(target: Target, output: int, folder: Path, runs: int, seconds: float, 
     corpus.mkdir()
     for number, content in enumerate(target.seeds):
         (corpus / f"seed-{number}").write_bytes(content)
-    argv = [
-        "fuzz",
-        f"-runs={runs}",
-        f"-max_total_time={int(seconds)}",
-        f"-seed={seed}",
-        f"-timeout={HANG_S}",
-        f"-rss_limit_mb={RSS_MIB}",
-        f"-max_len={MAX_BYTES}",
-        "-len_control=0",
-        f"-artifact_prefix={FOUND}/{target.name}-",
-        str(corpus),
-    ]
+    argv = ["fuzz", f"-runs={runs}", f"-max_total_time={int(seconds)}", f"-seed={seed}", f"-timeout={HANG_S}"]
+    argv += [f"-rss_limit_mb={RSS_MIB}", f"-max_len={MAX_BYTES}", "-len_control=0"]
+    argv += [f"-artifact_prefix={FOUND}/{target.name}-", str(corpus)]
 
     def once(data: bytes) -> None:
         check(target, data)

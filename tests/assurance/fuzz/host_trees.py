@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -84,7 +85,7 @@ HOSTS_FILES: dict[str, bytes] = {
     f"{DRIVER_TREE}/extra/rebellions.ko": MODULE,
     f"{DRIVER_TREE}/extra/rebellions_core.ko": MODULE,
 }
-"""What others write: a file may as well be a folder, a link, a FIFO, or not there."""
+"""What others write: a file may as well be a folder (`#`), a link (`@`), a FIFO (`!`), or not there (`%`)."""
 
 PLACES = (*KERNELS_FILES, *HOSTS_FILES)
 TOOLS = len(PLACES) + 1
@@ -116,9 +117,16 @@ class Tree:
             else:
                 odd[place] = content
         for place in contents.keys() - odd.keys():
-            self._put(place, contents[place])
+            self._put(place).write_bytes(contents[place])
         for place, content in odd.items():
-            self._put_odd(place, content)
+            path = self._put(place)
+            match content[:1]:
+                case b"@":
+                    path.symlink_to(LINKS[sum(content) % len(LINKS)])
+                case b"!":
+                    os.mkfifo(path)
+                case b"#":
+                    path.mkdir()
         for folder in ("dev", "proc/self", "proc/4711/fd", "sys/module/rebellions/holders"):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         (self.root / "dev/rbln0").touch()
@@ -135,33 +143,22 @@ class Tree:
                 found.append((path, status.st_mode, status.st_size, changed))
         return sorted(found)
 
-    def _put(self, place: str, content: bytes) -> None:
+    def _put(self, place: str) -> Path:
         path = self.root / place
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-
-    def _put_odd(self, place: str, content: bytes) -> None:
-        """`@`: a link, `!`: a FIFO, `#`: a folder, `%`: nothing."""
-        path = self.root / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        match content[:1]:
-            case b"@":
-                path.symlink_to(LINKS[sum(content) % len(LINKS)])
-            case b"!":
-                os.mkfifo(path)
-            case b"#":
-                path.mkdir()
+        return path
 
 
-_TREES: list[Tree] = []
+@cache
+def _tree() -> Tree:
+    """The tree of this process."""
+    return Tree()
 
 
 @contextmanager
 def laid_out(data: bytes, *made: str) -> Generator[Tree, None, None]:
     """The tree of this process as `data` describes it; nobody may have changed it at the end, files `made` apart."""
-    if not _TREES:
-        _TREES.append(Tree())
-    tree = _TREES[0]
+    tree = _tree()
     tree.lay_out(data)
     before = tree.fingerprint()
     said = Result(0, tree.said, "")
@@ -182,8 +179,8 @@ def laid_out(data: bytes, *made: str) -> Generator[Tree, None, None]:
 def read_whole_host(data: bytes) -> None:
     with laid_out(data) as tree:
         old = journal(driver=OldDriver("1.0", "/run/rbln/driver", ("rebellions",)))
-        for profile, loads in ((PROFILE, True), (ASCEND, True)):
-            found = read_host(tree.roots, profile, "", old, loads=loads)
+        for profile in (PROFILE, ASCEND):
+            found = read_host(tree.roots, profile, "", old, loads=True)
             assert_conforms(found, Host)
             plan(Situation.of(observation(host=found), PROFILE, Policy()))
 
@@ -222,9 +219,7 @@ def read_marks(data: bytes) -> None:
 
 def read_module_file(data: bytes) -> None:
     endings = (".ko", ".ko.gz", ".ko.xz")
-    if not _TREES:
-        _TREES.append(Tree())
-    path = _TREES[0].root.parent / f"module{endings[(data[:1] or bytes(1))[0] % len(endings)]}"
+    path = _tree().root.parent / f"module{endings[(data[:1] or bytes(1))[0] % len(endings)]}"
     path.write_bytes(data[1:])
     for names in (needed_symbols(path), exported_symbols(path)):
         if names is not None:
@@ -240,16 +235,10 @@ USUAL = parts(*(part(place, content) for place, content in _TEXTS.items()))
 _SWAPPED = [place for place in HOSTS_FILES if place.endswith(("dep", "state", "ko"))]
 ODD = tuple(parts(part(place, kind)) for kind in ("@", "!", "#", "%") for place in _SWAPPED)
 
+SEEDS, REFUSED = (USUAL, parts((TOOLS, MODINFO)), *ODD), (ManagerError, OSError)
 TARGETS = (
-    Target("host", read_whole_host, (USUAL, parts((TOOLS, MODINFO)), *ODD), Form.PARTS, runs=200),
-    Target(
-        "driver-tree",
-        read_driver_tree,
-        (USUAL, parts((TOOLS, MODINFO)), *ODD),
-        Form.PARTS,
-        allowed=(ManagerError, OSError),
-        runs=300,
-    ),
+    Target("host", read_whole_host, SEEDS, Form.PARTS, runs=200),
+    Target("driver-tree", read_driver_tree, SEEDS, Form.PARTS, allowed=REFUSED, runs=300),
     Target("processes", read_processes, (USUAL,), Form.PARTS, runs=300),
     Target("marks", read_marks, (USUAL, parts(part("var/lib/ascend/.reboot-required", "!"))), Form.PARTS, runs=300),
     Target("module-file", read_module_file, (b"\0" + MODULE,), Form.BYTES, allowed=(), runs=2_000),

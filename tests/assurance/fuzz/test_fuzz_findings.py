@@ -15,7 +15,7 @@ from driver_manager.adapters.host.modules import ModuleTrees
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.profile import LoadScope, Modules
 from driver_manager.domain.text import one_line, shown
-from tests.assurance.fuzz.answers import CLAIM, LEASE, NODE, POD, PODS
+from tests.assurance.fuzz.answers import CLAIM, LEASE, POD, PODS
 from tests.assurance.fuzz.documents import HEALTH, SHIPPED, probe_seed
 from tests.assurance.fuzz.host_trees import KERNEL, TOOLS, part
 from tests.assurance.fuzz.target import check, parts
@@ -24,6 +24,9 @@ from tests.support.fakes.elf_files import GLOBAL, SECTION_BYTES, elf
 
 SHIPPED_PROFILE = (SHIPPED / "rebellions.toml").read_bytes()
 DEEP = b"[" * 100_000
+NUMBERED = {"name": "node-1", "labels": {"a": 1}}
+A_BILLION_CHIPS = "Total Count : 1\nNPU ID : 1\nChip Count : 999999999\n"
+OPEN_METRICS = b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text; version=1.0x\r\n\r\n"
 CLAIMS_OF_A_LIST = {"versions": [{"version": "v1"}], "items": [{**CLAIM, "metadata": {"name": []}}]}
 
 
@@ -58,11 +61,7 @@ FINDINGS = [
     ("slots", b'{"schema": 1, "holders": [{"node": "n", "uid": "u", "bootId": "b", "since": true}]}', "since when?"),
     ("health-record", HEALTH.replace(b"is Critical", b"\\ud800"), "half a character in what systemd is told"),
     ("probe-output", probe_seed("npu-smi-list", 0, "Total Count : " + "9" * 5_000), "a count of 5,000 digits"),
-    (
-        "probe-output",
-        probe_seed("npu-smi-list", 0, "Total Count : 1\nNPU ID : 1\nChip Count : 999999999\n"),
-        "a list of a billion chips",
-    ),
+    ("probe-output", probe_seed("npu-smi-list", 0, A_BILLION_CHIPS), "a list of a billion chips"),
     ("duration", b"9" * 65_000 + b"x", "two minutes to read a duration"),
     ("selector", b"a," * 65_000, "quadratic in its commas"),
     ("address", "bücher:9400".encode(), "a host that the resolver would try to encode"),
@@ -74,11 +73,7 @@ FINDINGS = [
     ("module-file", b"\0" + many_tables(), "two thousand tables of the same bytes"),
     ("api-answers", answer(5, {"metadata": [1]}), "a Lease whose metadata is a list"),
     ("api-answers", bytes([5]) + parts(*((1, "0" + json.dumps(body)) for body in (LEASE, {}))), "no Node behind it"),
-    (
-        "api-answers",
-        answer(0, {**NODE, "metadata": {"name": "node-1", "labels": {"a": 1}}}),
-        "a label that is a number",
-    ),
+    ("api-answers", answer(0, {**NODE, "metadata": NUMBERED}), "a label that is a number"),
     ("api-answers", answer(0, {"metadata": {"name": 7}}), "a name that is a number"),
     ("api-answers", answer(1, {**PODS, "items": [{**POD, "status": {"phase": 1}}]}), "a phase that is a number"),
     ("api-answers", answer(1, {**PODS, "metadata": {"resourceVersion": 9}}), "a version that is a number"),
@@ -89,11 +84,7 @@ FINDINGS = [
     ("api-answers", bytes([0]) + parts((6, b"0" + DEEP)), "a refusal too deep to parse"),
     ("api-answers", bytes([8]) + parts((11, b"0" + DEEP)), "an eviction's refusal too deep to parse"),
     ("api-answers", answer(7, {"status": "Failure"}), "a review that is a Status"),
-    (
-        "http-request",
-        b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text; version=1.0x\r\n\r\n",
-        "a header that ended the watch",
-    ),
+    ("http-request", OPEN_METRICS, "a header that ended the watch"),
     ("command-line", TARGETS["command-line"].seeds[3], "a profile file without end"),
 ]
 
@@ -138,8 +129,7 @@ def test_a_chain_of_a_thousand_modules_is_put_in_order(monkeypatch: pytest.Monke
 
 
 def test_what_every_tool_prints_reaches_the_readers_of_module_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    real = ModuleTrees._modinfo
+    seen, real = list[str](), ModuleTrees._modinfo
 
     def noted(trees: ModuleTrees, path: str) -> dict[str, str]:
         seen.append(real(trees, path).get("version", ""))
