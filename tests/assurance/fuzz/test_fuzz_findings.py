@@ -15,7 +15,7 @@ from driver_manager.adapters.host.modules import ModuleTrees
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.profile import LoadScope, Modules
 from driver_manager.domain.text import one_line, shown
-from tests.assurance.fuzz.answers import CLAIM, LEASE, POD, PODS
+from tests.assurance.fuzz.answers import CLAIM, LEASE, NODE, POD, PODS
 from tests.assurance.fuzz.documents import HEALTH, SHIPPED, probe_seed
 from tests.assurance.fuzz.host_trees import KERNEL, TOOLS, part
 from tests.assurance.fuzz.target import check, parts
