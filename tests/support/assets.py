@@ -6,7 +6,6 @@ As a program: `python -m tests.support.assets control-plane` (or `kubelet`) prin
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import lzma
 import os
@@ -65,14 +64,7 @@ CONTROL_PLANE = Assets(
     "control plane", "KUBEBUILDER_ASSETS", "envtest", "envtest", ("etcd", "kube-apiserver", "kube-controller-manager")
 )
 KUBELET = Assets("kubelet", "NODE_TEST_ASSETS", "kubelet", "node", ("kubelet",))
-
-
-def control_plane() -> Path:
-    return CONTROL_PLANE.folder()
-
-
-def kubelet() -> Path:
-    return KUBELET.folder()
+control_plane, kubelet = CONTROL_PLANE.folder, KUBELET.folder
 
 
 def tool(name: str, checkout: Path = CHECKOUT) -> Path:
@@ -91,40 +83,37 @@ def tool(name: str, checkout: Path = CHECKOUT) -> Path:
 def _unpack_tool(archive: Path, sums: Path, name: str, folder: Path) -> None:
     if hashlib.sha256(archive.read_bytes()).hexdigest() != _digests(sums).get(archive.name):
         raise TierError(f"{archive} does not match its SHA256SUMS")
-    with _opened(archive) as packed:
-        found = next((one for one in packed if one.name.removeprefix("./") == name), None)
-        source = packed.extractfile(found) if found else None
-        if source is None:
-            raise TierError(f"{archive} cannot be unpacked: it has no file {name}")
-        (folder / name).write_bytes(source.read())
-    (folder / name).chmod(0o755)
+    if name not in (found := dict(_files(archive))):
+        raise TierError(f"{archive} cannot be unpacked: it has no file {name}")
+    _put(folder / name, found[name])
 
 
 def _unpack(archive: Path, sums: Path, folder: Path) -> None:
     wanted = _digests(sums)
-    with _opened(archive) as packed:
-        for member in packed:  # in the archive's order, or all of it is decompressed for each
-            name, source = member.name.removeprefix("./"), packed.extractfile(member)
-            if source is None or name not in wanted:
-                continue
-            content = source.read()
-            if hashlib.sha256(content).hexdigest() == wanted[name]:
-                (folder / name).write_bytes(content)
-                (folder / name).chmod(0o755)
-                del wanted[name]
+    for name, content in _files(archive):
+        if hashlib.sha256(content).hexdigest() == wanted.get(name):
+            _put(folder / name, content)
+            del wanted[name]
     if wanted:
         raise TierError(f"{archive} does not match its SHA256SUMS: {', '.join(wanted)}")
+
+
+def _put(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    file.chmod(0o755)
 
 
 def _digests(sums: Path) -> dict[str, str]:
     return {name: digest for digest, name in (line.split(maxsplit=1) for line in sums.read_text().splitlines())}
 
 
-@contextlib.contextmanager
-def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+def _files(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """In the archive's order, or all of it is decompressed for each. Raises TierError."""
     try:
         with tarfile.open(archive) as packed:
-            yield packed
+            for member in packed:
+                if (source := packed.extractfile(member)) is not None:
+                    yield member.name.removeprefix("./"), source.read()
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
         raise TierError(f"{archive} cannot be unpacked: {error}") from error
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -138,11 +138,8 @@ def lanes(run: str, pythons: dict[str, str]) -> list[list[Part]]:
         python=pythons.get(COVERED_BY, ".venv/bin/python"),
         environment=(("COVERAGE_CORE", "ctrace" if run == RELEASE else "sysmon"),),
     )
-    others = [
-        replace(unit, name=f"unit on {release}", python=python)
-        for release, python in pythons.items()
-        if run == RELEASE and release != COVERED_BY
-    ]
+    further = {release: python for release, python in pythons.items() if run == RELEASE and release != COVERED_BY}
+    others = [replace(unit, name=f"unit on {release}", python=python) for release, python in further.items()]
     sweep = Part("sweep", ("tests/assurance/sweep",), tiers=("cluster",))
     node = Part("node", ("tests/system/node",), tiers=("node",))
     image = Part("image", ("tests/system/image",), tiers=("image", "cluster"))
@@ -178,14 +175,9 @@ class Running:
                 return
             argv = part.command(self._run, self._passed_on)
             argv = ["nice", "-n", str(part.niceness), *argv] if part.niceness else argv
+            env, null = {**os.environ, **dict(part.environment)}, subprocess.DEVNULL
             process = subprocess.Popen(
-                argv,
-                cwd=CHECKOUT,
-                env={**os.environ, **dict(part.environment)},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                argv, cwd=CHECKOUT, env=env, stdin=null, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
             self._started[part.name] = process
         _, status, usage = os.wait4(process.pid, 0)
@@ -196,13 +188,8 @@ class Running:
             del self._started[part.name]
             if self._is_over:
                 return
-            result = Result(
-                part.name,
-                process.returncode,
-                closing_line(log.read_text(errors="replace")),
-                time.monotonic() - began_s,
-                usage.ru_utime + usage.ru_stime,
-            )
+            closing, took_s = closing_line(log.read_text(errors="replace")), time.monotonic() - began_s
+            result = Result(part.name, process.returncode, closing, took_s, usage.ru_utime + usage.ru_stime)
             self.results.append(result)
         say(row(result))
 
@@ -211,11 +198,11 @@ class Running:
         with self._lock:
             self._is_over = True
             left = list(self._started.values())
-        for number, limit_s in ((signal.SIGINT, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        for number in (signal.SIGINT, signal.SIGKILL):
             for process in left:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, number)
-            until_s = time.monotonic() + limit_s
+            until_s = time.monotonic() + GRACE_S
             while self._are_running(left) and time.monotonic() < until_s:
                 time.sleep(0.1)
 
@@ -227,11 +214,8 @@ class Running:
         """How far each running part is, as its log says."""
         with self._lock:
             names = list(self._started)
-        shown = []
-        for name in names:
-            found = PERCENT.findall(log_of(name).read_text(errors="replace"))
-            shown.append(f"{name} {found[-1]} %" if found else name)
-        return ", ".join(shown)
+        found = {name: PERCENT.findall(log_of(name).read_text(errors="replace")) for name in names}
+        return ", ".join(f"{name} {percents[-1]} %" if percents else name for name, percents in found.items())
 
 
 def log_of(name: str) -> Path:
@@ -243,11 +227,8 @@ def closing_line(text: str) -> str:
 
 
 def row(result: Result) -> str:
-    how = "failed" if result.failed else "ok"
-    return (
-        f"{result.part:<14} {how:<7} {minutes(result.wall_s):>6} min {minutes(result.processor_s):>6} processor min"
-        f"   {result.closing}"
-    ).rstrip()
+    how, took, processor = "failed" if result.failed else "ok", minutes(result.wall_s), minutes(result.processor_s)
+    return f"{result.part:<14} {how:<7} {took:>6} min {processor:>6} processor min   {result.closing}".rstrip()
 
 
 def minutes(seconds: float) -> str:
@@ -261,22 +242,12 @@ def say(line: str) -> None:
 
 def lacking() -> dict[str, str]:
     """The tiers that cannot run on this machine, each with the reason."""
-    reasons: dict[str, Callable[[], list[str]]] = {
-        "cluster": _cluster,
-        "image": builder.missing,
-        "kernel": tools.missing,
-        "node": machine.missing,
-    }
-    found = {tier: "; ".join(missing()) for tier, missing in reasons.items()}
-    return {tier: reason for tier, reason in found.items() if reason}
-
-
-def _cluster() -> list[str]:
+    found = {"cluster": [], "image": builder.missing(), "kernel": tools.missing(), "node": machine.missing()}
     try:
         os.environ["KUBEBUILDER_ASSETS"] = str(assets.control_plane())
     except TierError as error:
-        return [str(error)]
-    return []
+        found["cluster"] = [str(error)]
+    return {tier: "; ".join(reasons) for tier, reasons in found.items() if reasons}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -297,10 +268,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def named(arguments: Sequence[str]) -> NoReturn:
-    absent = lacking()
-    words = [sys.executable, "-m", "pytest"]
-    if absent:
-        words += ["-m", " and ".join(f"not {tier}" for tier in absent)]
+    tiers = " and ".join(f"not {tier}" for tier in lacking())
+    words = [sys.executable, "-m", "pytest", *(["-m", tiers] if tiers else [])]
     os.execv(sys.executable, [*words, *arguments])  # noqa: S606  # pytest takes this process' place, terminal and signals
 
 
@@ -322,15 +291,12 @@ def whole(run: str, names: Sequence[str], share: str | None) -> int:
         if problem := _unknown_part(names, known):  # an interpreter that this machine lacks
             print(f"test: {problem}", file=sys.stderr)
             return 2
-        impossible = {part.name for part in known if set(part.tiers) & absent.keys()}
-        if os.environ.get("CI") == "true" and impossible:
+        possible = [part.name for part in known if not set(part.tiers) & absent.keys()]
+        if os.environ.get("CI") == "true" and len(possible) < len(known):
             print(f"test: CI=true requires every tier, and these cannot run: {', '.join(absent)}", file=sys.stderr)
             return 1
-        chosen = [
-            [part for part in lane if part.name not in impossible and (not names or part.name in names)]
-            for lane in planned
-        ]
-        together(running, chosen)
+        wanted = [name for name in possible if not names or name in names]
+        together(running, [[part for part in lane if part.name in wanted] for lane in planned])
     except Interrupted:
         running.stop()
         print("test: interrupted", file=sys.stderr)
@@ -386,10 +352,8 @@ def report(results: Sequence[Result], took_s: float) -> int:
     for result in results:
         say(row(result))
     total: Counter[str] = sum((Counter(result.counts) for result in results), Counter())
-    processor_s = sum(result.processor_s for result in results)
-    say(
-        f"all parts: {minutes(took_s)} min, {minutes(processor_s)} processor min; logs in {LOGS.relative_to(CHECKOUT)}/"
-    )
+    processor, logs = minutes(sum(result.processor_s for result in results)), LOGS.relative_to(CHECKOUT)
+    say(f"all parts: {minutes(took_s)} min, {processor} processor min; logs in {logs}/")
     if skipped:
         say(f"CI=true allows no skipped test: {', '.join(result.part for result in skipped)}")
     for result in failed:

@@ -94,11 +94,8 @@ class Selection:
         if most is None or len(taken) <= most:
             return [] if self.are_others else taken
         places = [(first + commits() + len(taken) * at // most) % len(taken) for at in range(most)]
-        return (
-            [taken[at] for at in range(len(taken)) if at not in places]
-            if self.are_others
-            else [taken[at] for at in places]
-        )
+        others = [at for at in range(len(taken)) if at not in places]
+        return [taken[at] for at in (others if self.are_others else places)]
 
 
 class _Current:

@@ -22,13 +22,12 @@ EFFECTS = dict(zip(map(str, PATHS), (29, 23, 10, 10, 13, 29, 29, 31, 12, 27, 38,
 """How many effects each path has at the time of writing."""
 
 
-def recordings() -> list[Recording]:
-    """A recording of each path, with as many effects as it has."""
-    nothing = Outcome.__new__(Outcome)
-    return [
-        Recording(path, tuple(Effect(Place.HOST, "write", at) for at in range(EFFECTS[str(path)])), nothing, nothing)
-        for path in PATHS
-    ]
+NOTHING = Outcome.__new__(Outcome)
+RECORDINGS = [
+    Recording(path, tuple(Effect(Place.HOST, "write", at) for at in range(EFFECTS[str(path)])), NOTHING, NOTHING)
+    for path in PATHS
+]
+"""A recording of each path, with as many effects as it has."""
 
 
 def shares(count: int) -> list[Share]:
@@ -38,21 +37,19 @@ def shares(count: int) -> list[Share]:
 @pytest.mark.submission
 @pytest.mark.parametrize("count", [*range(1, 8), sweeping.SHARES])
 def test_the_shares_of_the_kill_sweep_are_every_kill_once(count: int) -> None:
-    made = recordings()
-    swept = [(one.path, point) for share in shares(count) for one in made for point in points(one, share)]
-    every = {(one.path, kill, False) for one in made for kill in one.kills}
-    every |= {(one.path, kill, True) for one in made for kill in one.kills if kill.after}
-    every |= {(one.path, one.kills[0], True) for one in made}
+    swept = [(one.path, point) for share in shares(count) for one in RECORDINGS for point in points(one, share)]
+    every = {(one.path, kill, False) for one in RECORDINGS for kill in one.kills}
+    every |= {(one.path, kill, True) for one in RECORDINGS for kill in one.kills if kill.after}
+    every |= {(one.path, one.kills[0], True) for one in RECORDINGS}
     assert Counter((path, point.kill, point.reboots) for path, point in swept) == dict.fromkeys(every, 1)
     reboots = sum(point.reboots for _, point in swept)
-    assert (len(made), sum(EFFECTS.values()), len(swept), reboots) == (15, 354, 1077, 369)
+    assert (len(RECORDINGS), sum(EFFECTS.values()), len(swept), reboots) == (15, 354, 1077, 369)
 
 
 @pytest.mark.parametrize("count", [*range(1, 8), sweeping.SHARES])
 def test_each_share_of_the_kill_sweep_kills_on_every_path(count: int) -> None:
     for share in shares(count):
-        for recording in recordings():
-            swept = points(recording, share)
+        for swept in (points(recording, share) for recording in RECORDINGS):
             assert {point.reboots for point in swept} == {True, False}
             if count % 2:
                 assert {point.kill.after for point in swept if not point.reboots} == {True, False}

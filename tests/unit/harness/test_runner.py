@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -64,19 +65,13 @@ def test_the_closing_line_is_counted(text: str, counts: dict[str, int]) -> None:
 
 
 def test_a_part_that_fails_or_dies_is_printed_and_decides(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    running = Running(QUICK)
-    scripts = {
-        "bad": "echo it is broken; echo '1 failed, 2 passed in 0.1s'; exit 1",
-        "good": "echo 3 passed in 0.1s",
-        "dies": "kill -9 $$",
-    }
+    running, bad = Running(QUICK), "echo it is broken; echo '1 failed, 2 passed in 0.1s'; exit 1"
+    scripts = {"bad": bad, "good": "echo 3 passed in 0.1s", "dies": "kill -9 $$"}
     runner.together(running, [[Part(name, argv=("sh", "-c", script)) for name, script in scripts.items()]])
     assert runner.report(running.results, 1.0) == runner.report(running.results[2:], 1.0) == 1
     said = capsys.readouterr().out
-    assert "it is broken" in said
-    assert "bad failed with status 1" in said
-    assert "dies failed with status -9" in said
-    assert "\n5 passed, 1 failed\n" in said
+    wanted = ("it is broken", "bad failed with status 1", "dies failed with status -9", "\n5 passed, 1 failed\n")
+    assert [text for text in wanted if text not in said] == []
 
 
 @pytest.mark.parametrize(("ci", "status"), [("true", 1), ("", 0)])
@@ -107,23 +102,23 @@ def test_what_a_test_needs_skips_it_and_fails_it_in_ci(monkeypatch: pytest.Monke
 def test_the_arguments_name_a_run(
     arguments: str, wanted: tuple[object, ...], logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[object] = []
-
-    def ask(*words: object) -> int:
-        asked.append(words)
-        return 0
-
+    ask = Mock(return_value=0)
     monkeypatch.setattr(runner, "whole", ask)
     monkeypatch.setattr(runner, "named", ask)
     assert runner.main(arguments.split()) == 0
-    assert asked == [wanted]
+    ask.assert_called_once_with(*wanted)
 
 
 @pytest.fixture
-def only(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that lacks nothing, and a run with one part that prints how pytest would be called."""
+def capable(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that lacks nothing."""
     monkeypatch.setattr(runner, "lacking", dict)
     monkeypatch.setattr(runner, "other_pythons", lambda _: {})
+
+
+@pytest.fixture
+def only(capable: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with one part that prints how pytest would be called."""
     part = Part("it", ("tests",), tiers=("node",), python="echo")
     monkeypatch.setattr(runner, "lanes", lambda *_: [[part]])
     monkeypatch.setattr(runner, "LINT", Part("lint", argv=("true",)))
@@ -157,9 +152,7 @@ def test_an_interrupted_run_is_not_green(only: None, monkeypatch: pytest.MonkeyP
 
 
 def test_an_unknown_part_is_refused_with_the_names_that_exist(
-    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capable: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runner, "lacking", dict)
-    monkeypatch.setattr(runner, "other_pythons", lambda _: {})
     assert runner.main(["--part", "swep"]) == 2
     assert "no part swep; there are unit, " in capsys.readouterr().err

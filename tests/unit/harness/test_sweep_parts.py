@@ -9,8 +9,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import urllib3
@@ -88,20 +88,17 @@ def test_a_name_in_an_open_folder_and_the_name_of_an_open_file_are_found(tmp_pat
         os.close(folder)
 
 
-def exchange(at_s: float, method: str, path: str, body: Any = None) -> Exchange:
-    return Exchange(0, ApiRequest(method, path, body=body), at_s)
-
-
 EVICTION = "/api/v1/namespaces/team/pods/p/eviction"
 
 
 def test_both_sides_are_in_the_order_of_time_and_what_only_asks_counts_but_is_no_effect() -> None:
-    exchanges = [
-        exchange(1.0, "GET", "/api/v1/nodes/n"),
-        exchange(2.0, "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"),
-        exchange(3.0, "POST", EVICTION, {"deleteOptions": {"dryRun": ["All"]}}),
-        exchange(5.0, "POST", EVICTION, {"deleteOptions": {"preconditions": {"uid": "u"}}}),
+    asked: list[tuple[float, str, str, Any]] = [
+        (1.0, "GET", "/api/v1/nodes/n", None),
+        (2.0, "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", None),
+        (3.0, "POST", EVICTION, {"deleteOptions": {"dryRun": ["All"]}}),
+        (5.0, "POST", EVICTION, {"deleteOptions": {"preconditions": {"uid": "u"}}}),
     ]
+    exchanges = [Exchange(0, ApiRequest(method, path, body=body), at_s) for at_s, method, path, body in asked]
     assert recorded(exchanges, [(4.0, "write /a"), (6.0, "write /b")]) == (
         Effect(Place.HOST, "write /a", 0),
         Effect(Place.API, "create pods/eviction", 2),
@@ -117,24 +114,11 @@ def test_an_effect_that_was_not_recorded_is_said() -> None:
     assert "host: b" in uncovered((one,), (one, two))
 
 
-SOUND = Outcome(
-    code=0,
-    labels={"a": "true"},
-    annotations={},
-    is_cordoned=False,
-    modules={"rebellions": "2.0.1"},
-    devices={"0000:c1:00.0": "driver rebellions, override "},
-    files={"/run/state": "new"},
-    mounts="",
-    services=(),
-    jobs=("gone",),
-    bystander="Running",
-    evicted={"u": 1},
-    restarts={"exporter": (1,)},
-    untold=(),
-    interrupted=0,
-    shown=("ready", 0),
-)
+NODE: dict[str, Any] = {"labels": {"a": "true"}, "annotations": {}, "is_cordoned": False, "shown": ("ready", 0)}
+HOST: dict[str, Any] = {"modules": {"rebellions": "2.0.1"}, "files": {"/run/state": "new"}, "mounts": ""}
+HOST |= {"devices": {"0000:c1:00.0": "driver rebellions, override "}, "services": ()}
+PODS: dict[str, Any] = {"jobs": ("gone",), "bystander": "Running", "evicted": {"u": 1}, "restarts": {"exporter": (1,)}}
+SOUND = Outcome(code=0, untold=(), interrupted=0, **NODE, **HOST, **PODS)
 CORDONED = replace(SOUND, is_cordoned=True)
 
 
@@ -177,13 +161,10 @@ def test_each_judge_finds_its_own_and_nothing_else(wanted: Outcome, got: Outcome
     assert found(wanted, got) == [name]
 
 
-def test_an_administrators_edit_wins_and_an_uncovered_effect_is_a_failure() -> None:
+def test_an_edit_wins_an_uncovered_effect_is_a_failure_and_a_client_may_be_restarted_in_each_boot() -> None:
     assert found(SOUND, SOUND, edits={"a": "false"}) == ["lost labels"]
     assert found(SOUND, replace(SOUND, labels={"a": "false"}), edits={"a": "false"}) == []
     assert found(SOUND, SOUND, uncovered="host: new") == ["uncovered effects"]
-
-
-def test_a_client_is_restarted_once_for_the_driver_of_each_boot() -> None:
     for restarts in ((0, 1), (1, 1)):
         assert found(SOUND, replace(SOUND, restarts={"exporter": restarts})) == []
 
@@ -227,13 +208,9 @@ def test_the_light_tools_say_what_the_sandboxs_say(tmp_path: Path) -> None:
 def test_an_error_of_what_sees_the_events_ends_the_follower(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[object] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
-    line = b'{"type": "ADDED", "object": {}}\n'
-    response: Any = SimpleNamespace(stream=lambda _: [line], shutdown=lambda: None, close=lambda: None)
-    listed = {"items": [], "metadata": {"resourceVersion": "1"}}
-    api: Any = SimpleNamespace(get=lambda *_, **__: listed, watch=lambda *_, **__: Watch(response))
-
-    def see(*_: object) -> None:
-        raise urllib3.exceptions.HTTPError
-
-    with Follower(api, "/api/v1/pods", see):
+    response, api = Mock(), Mock()
+    response.stream.return_value = [b'{"type": "ADDED", "object": {}}\n']
+    api.get.return_value = {"items": [], "metadata": {"resourceVersion": "1"}}
+    api.watch.side_effect = lambda *_, **__: Watch(response)
+    with Follower(api, "/api/v1/pods", Mock(side_effect=urllib3.exceptions.HTTPError)):
         wait_until(lambda: raised, "the end of the follower", patient(10.0))
