@@ -61,9 +61,6 @@ def queries() -> list[tuple[str, str]]:
     return [(title, text.replace("$__rate_interval", "1m").replace("$node", ".*")) for title, text in found]
 
 
-# What needs no Prometheus.
-
-
 def test_the_alerts_are_those_that_are_promised() -> None:
     run = {"DriverWedged", "DriverNodeHeld", "DriverRunFailing", "DriverRebootWaiting", "DriverWatchDown"}
     run |= {"DriverNeedsService", "DriverRecoveryWaiting"}
@@ -89,20 +86,13 @@ def test_only_metrics_that_exist_are_asked_for() -> None:
     assert {text: unknown for text in texts if (unknown := set(NAME.findall(text)) - OURS)} == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "alert", "named"),
-    [
-        ("rebellions-driver", "DriverWatchDown", {"node", "component"}),
-        ("rebellions-driver-rollout", "RolloutControllerDown", {"component"}),
-    ],
-)
-def test_the_alert_for_a_target_that_does_not_answer_finds_those_of_the_pod_monitor(
-    name: str, alert: str, named: set[str]
-) -> None:
-    (endpoint,) = only(render("rebellions", "metrics"), "PodMonitor", name)["spec"]["podMetricsEndpoints"]
-    labels = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
-    assert labels.keys() == named
-    assert f'up{{component="{labels["component"]}"}}' in ALERTS[alert]["expr"]
+def test_the_alert_for_a_target_that_does_not_answer_finds_those_of_the_pod_monitor() -> None:
+    for part, alert, further in (("", "DriverWatchDown", ["node"]), ("-rollout", "RolloutControllerDown", [])):
+        monitor = only(render("rebellions", "metrics"), "PodMonitor", f"rebellions-driver{part}")
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        labels = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
+        assert labels.keys() == {"component", *further}
+        assert f'up{{component="{labels["component"]}"}}' in ALERTS[alert]["expr"]
 
 
 @pytest.mark.parametrize(
@@ -121,10 +111,10 @@ def test_a_pod_monitor_selects_its_pods_and_a_port_that_they_have(overlay: str, 
     assert endpoint["port"] in {port["name"] for port in ports}
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_alert_for_a_controller_that_does_not_run_finds_its_deployment(overlay: str) -> None:
+def test_the_alert_for_a_controller_that_does_not_run_finds_its_deployment() -> None:
     (named,) = re.findall(r'deployment=~"([^"]+)"', ALERTS["RolloutControllerDown"]["expr"])
-    assert re.fullmatch(named, only(render(f"{overlay}/rollout"), "Deployment")["metadata"]["name"])
+    for overlay in OVERLAYS:
+        assert re.fullmatch(named, only(render(f"{overlay}/rollout"), "Deployment")["metadata"]["name"])
 
 
 def test_the_figures_of_runs_go_where_a_collector_reads_them() -> None:
@@ -141,11 +131,9 @@ def test_grafana_takes_the_dashboard() -> None:
     assert all((DASHBOARD["uid"], DASHBOARD["title"], *(panel["description"] for panel in PANELS)))
     panels, cells = DASHBOARD["panels"], list[tuple[int, int]]()
     assert len({panel["id"] for panel in panels}) == len(panels)
-    for place in (panel["gridPos"] for panel in panels):
-        assert place["x"] + place["w"] <= 24
-        cells += itertools.product(
-            range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
-        )
+    for x, y, width, height in ([panel["gridPos"][key] for key in "xywh"] for panel in panels):
+        assert x + width <= 24
+        cells += itertools.product(range(x, x + width), range(y, y + height))
     assert len(set(cells)) == len(cells), "no panel lies over another"
     assert {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]} == {"${datasource}"}
     assert {one["name"] for one in DASHBOARD["templating"]["list"]} == {"datasource", "node"}
@@ -155,9 +143,6 @@ def test_the_component_has_all_its_files() -> None:
     body = yaml.safe_load((COMPONENT / "kustomization.yaml").read_text())
     named = {*body["resources"], *(one["path"] for one in body["patches"])}
     assert {path.name for path in COMPONENT.iterdir()} == named | {"rules.yaml", "dashboard.json", "kustomization.yaml"}
-
-
-# A real Prometheus and the real endpoints.
 
 
 TAKES_TIME = {"RolloutSlow"}
@@ -198,23 +183,21 @@ def stuck_rollouts(folder: Path, port: int) -> Iterator[None]:
 def recoveries(**ports: int) -> Iterator[None]:
     """For each state of a recovery the metrics of a node in it, on that port."""
 
-    def serve(name: str, port: int) -> ThreadingHTTPServer:
-        report = HealthReport(History(recovery=Recovery(state=RecoveryState[name])))
-        text = exposition(one for one in families(report) if "recovery" in one.name).encode()
+    texts = dict[int, bytes]()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(text)
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(texts[self.request.getsockname()[1]])
 
-            def log_message(self, *_: object) -> None: ...
-
-        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        def log_message(self, *_: object) -> None: ...
 
     with contextlib.ExitStack() as stack:
-        for server in (serve(*one) for one in ports.items()):
-            stack.callback(server.server_close)
+        for name, port in ports.items():
+            report = HealthReport(History(recovery=Recovery(state=RecoveryState[name])))
+            texts[port] = exposition(one for one in families(report) if "recovery" in one.name).encode()
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", port), Handler))
             stack.callback(server.shutdown)
             Thread(target=server.serve_forever).start()
         yield
@@ -254,8 +237,8 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         ):
             wait_until(lambda: running.query('driver_manager_health_state{state="wedged"} == 1'), "the wedge", BOUND_S)
             window = Outage(time.time() - 12.5, 12.5, {OutagePart.UNLOAD: 2.0}, is_open=True)
-            steps = {"unload modules": 2.0}
-            run = RunReport(5, time.time(), 12.5, steps, is_held=True, requests=7, retries=1, window=window)
+            ended: dict[str, Any] = {"is_held": True, "requests": 7, "retries": 1, "window": window}
+            run = RunReport(5, time.time(), 12.5, {"unload modules": 2.0}, **ended)
             for _ in range(3):
                 RunFiguresFile(roots.files(), paths).add(run)
                 time.sleep(0.5)  # some scrapes, so that a counter is seen to grow

@@ -44,14 +44,9 @@ def rebellions(tmp_path: Path) -> EntryProgram:
 @pytest.fixture
 def ascend(tmp_path: Path) -> EntryProgram:
     """With a .run that unpacks into a driver's tree."""
-    env = {
-        "DRIVER_MODULE": "drv_pcie_host",
-        "READY_MARKER": "",
-        "DRIVER_PACKAGE": str(tmp_path / "package.run"),
-        "REBOOT_MARKER": str(tmp_path / "reboot-required"),
-        "BOOT_ID_FILE": str(tmp_path / "boot_id"),
-        "NODE_NAME": "node-1",
-    }
+    paths = {"DRIVER_PACKAGE": "package.run", "REBOOT_MARKER": "reboot-required", "BOOT_ID_FILE": "boot_id"}
+    env = {"DRIVER_MODULE": "drv_pcie_host", "READY_MARKER": "", "NODE_NAME": "node-1"}
+    env |= {name: str(tmp_path / path) for name, path in paths.items()}
     made = EntryProgram("ascend-driver", tmp_path, "drv_pcie_host", env)
     made.tree(tmp_path / "unpacked")
     (tmp_path / "package.run").write_text(RUN.format(tree=tmp_path / "unpacked", count=tmp_path / "count"))
@@ -70,9 +65,6 @@ def refused(driver: EntryProgram, said: str, *words: str, **env: str) -> None:
     assert (done.returncode, said in done.stderr) == (1, True), done.stderr
 
 
-# What all of them do.
-
-
 @pytest.mark.parametrize("told", [SEVERAL, SEVERAL.replace(" ", "\n") + "\n"], ids=["one line", "a line for each"])
 @pytest.mark.parametrize("driver", ["sample", "rebellions"], indirect=True)
 def test_several_modules_are_loaded_in_the_order_that_is_given(driver: EntryProgram, told: str) -> None:
@@ -82,21 +74,15 @@ def test_several_modules_are_loaded_in_the_order_that_is_given(driver: EntryProg
 
 
 @pytest.mark.parametrize("driver", ["sample", "rebellions"], indirect=True)
-@pytest.mark.parametrize(
-    ("modprobe", "said"),
-    [
-        ("exit 1\n", "module rebellions cannot be loaded; see the kernel log"),
-        ("exit 0\n", "module rebellions is not loaded"),
-    ],
-)
+@pytest.mark.parametrize(("status", "said"), [(1, "cannot be loaded; see the kernel log"), (0, "is not loaded")])
 def test_a_driver_that_does_not_load_is_neither_recorded_nor_ready(
-    driver: EntryProgram, modprobe: str, said: str
+    driver: EntryProgram, status: int, said: str
 ) -> None:
     driver.record("old")
     driver.marker.parent.mkdir(parents=True)
     driver.marker.write_text("of a container that died\n")
-    driver.tool("modprobe", modprobe)
-    refused(driver, said)
+    driver.tool("modprobe", f"exit {status}\n")
+    refused(driver, f"module rebellions {said}")
     assert (driver.state.exists(), driver.marker.exists()) == (False, False)
     assert driver.run("ready").returncode == 1
 
@@ -125,9 +111,6 @@ def test_a_wrong_setting_is_refused_before_anything_is_done(
 ) -> None:
     refused(driver, said, **env)
     assert not driver.root.exists()
-
-
-# The sample driver.
 
 
 def test_the_sample_installs_loads_records_and_stays_until_it_is_asked_to_end(sample: EntryProgram) -> None:
@@ -182,9 +165,6 @@ def test_an_unknown_word_is_refused_with_the_usage(sample: EntryProgram) -> None
     assert sample.run("help").stdout.startswith("usage: sample-driver")
 
 
-# The driver that is mounted.
-
-
 def test_the_tree_is_mounted_loaded_and_recorded_and_stays_so_after_sigterm(rebellions: EntryProgram) -> None:
     assert rebellions.ended(rebellions.start()) == 0
     mounted = (rebellions.folder / "mounts").read_text()
@@ -223,9 +203,6 @@ def test_a_root_that_leads_to_a_slot_is_not_mounted_over(rebellions: EntryProgra
     rebellions.root.parent.mkdir()
     rebellions.root.symlink_to(rebellions.folder / "slot")
     refused(rebellions, "is a link to a staged slot")
-
-
-# The driver that a running kernel keeps.
 
 
 def test_the_run_is_unpacked_once_and_loaded_at_each_boot(ascend: EntryProgram) -> None:
@@ -278,16 +255,16 @@ def test_a_load_that_was_not_completed_is_loaded_again_and_asks_for_no_reboot(as
     assert [one.name for one in ascend.state.parent.glob("driver.state*")] == ["driver.state"]
 
 
-@pytest.mark.parametrize(
-    ("there", "stays"),
-    [
-        (encode_marker(Marker("recovery", BOOT)), True),
-        ("driver upgrade\n", True),
-        (encode_marker(Marker(UPGRADE_REASON, "of-an-earlier-boot")), False),
-    ],
-    ids=["of this boot", "of an older operator", "of an earlier boot"],
-)
-def test_a_marker_that_is_there_is_replaced_only_if_it_is_stale(ascend: EntryProgram, there: str, stays: bool) -> None:
+MARKERS = {
+    "of this boot": encode_marker(Marker("recovery", BOOT)),
+    "of an older operator": "driver upgrade\n",
+    "of an earlier boot": encode_marker(Marker(UPGRADE_REASON, "of-an-earlier-boot")),
+}
+
+
+@pytest.mark.parametrize("kind", MARKERS)
+def test_a_marker_that_is_there_is_replaced_only_if_it_is_stale(ascend: EntryProgram, kind: str) -> None:
+    there, stays = MARKERS[kind], kind != "of an earlier boot"
     ascend.load("1.0.0")
     marker, prepared = ascend.folder / "reboot-required", ascend.root.with_name("driver.next")
     marker.write_text(there)

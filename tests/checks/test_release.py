@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shutil
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ import yaml
 
 from scripts.releasing import chart, folder
 from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, POLICIES, ROLLOUTS, render
-from tests.support.deploy.helm import Helm, started
+from tests.support.deploy.helm import started
 from tests.support.deploy.meaning import meaning
 
 pytestmark = pytest.mark.shares(3)
@@ -27,21 +25,25 @@ VERSION = folder.version()
 CHECKOUT = Path(__file__).parents[2]
 
 
-def made(into: Path) -> dict[str, bytes]:
+def made(into: Path) -> Path:
     into.mkdir()
     folder.make(into, {}, EPOCH)
-    return {path.name: path.read_bytes() for path in into.iterdir()}
+    return into
+
+
+def contents(release: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in release.iterdir()}
 
 
 @pytest.fixture(scope="module")
-def helm() -> Iterator[Helm]:
-    with started() as running:
-        yield running
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("made") / "release")
 
 
 @pytest.mark.submission
-def test_a_release_made_twice_is_the_same_to_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = made(tmp_path / "first")
+def test_a_release_made_twice_is_the_same_to_the_byte(
+    release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Another checkout, made at another time by somebody with another umask.
     shutil.copytree(chart.CHART, tmp_path / "chart", copy_function=shutil.copy)
     for path in tmp_path.joinpath("chart").rglob("*"):
@@ -50,15 +52,14 @@ def test_a_release_made_twice_is_the_same_to_the_byte(tmp_path: Path, monkeypatc
     monkeypatch.setattr(chart, "CHART", tmp_path / "chart")
     old = os.umask(0o077)
     try:
-        second = made(tmp_path / "second")
+        assert contents(made(tmp_path / "second")) == contents(release)
     finally:
         os.umask(old)
-    assert first == second
 
 
 @pytest.mark.submission
-def test_it_has_every_overlay_the_chart_and_the_changes_and_sums_that_hold(tmp_path: Path) -> None:
-    files = made(tmp_path / "release")
+def test_it_has_every_overlay_the_chart_and_the_changes_and_sums_that_hold(release: Path) -> None:
+    files = contents(release)
     overlays = {f"{name.replace('/', '-')}.yaml": name for name in (*OVERLAYS, *ROLLOUTS, *NAMESPACES, *POLICIES)}
     others = {f"driver-manager-{VERSION}.tgz", f"driver-manager-{VERSION}.provenance.json", "CHANGES.md", "SHA256SUMS"}
     assert files.keys() == {*overlays, *others}
@@ -66,17 +67,17 @@ def test_it_has_every_overlay_the_chart_and_the_changes_and_sums_that_hold(tmp_p
         assert list(yaml.safe_load_all(files[file])) == render(overlay)
         assert b"&id" not in files[file], "readable, without YAML's anchors"
     words = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
-    checked = subprocess.run(words, cwd=tmp_path / "release", capture_output=True, text=True, check=False)
+    checked = subprocess.run(words, cwd=release, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout.count(": OK")) == (0, len(files) - 1), checked.stderr
 
 
 @pytest.mark.submission
-def test_the_packed_chart_is_the_chart(helm: Helm, tmp_path: Path) -> None:
-    files = made(tmp_path / "release")
-    packed = tmp_path / f"release/driver-manager-{VERSION}.tgz"
+def test_the_packed_chart_is_the_chart(release: Path) -> None:
+    packed = release / f"driver-manager-{VERSION}.tgz"
     values = {"vendor": "rebellions", "rollout": {"enabled": True}}
-    assert meaning(helm.render(values, "x", packed)) == meaning(helm.render(values, "x"))
-    with tarfile.open(fileobj=io.BytesIO(files[packed.name])) as tar:
+    with started() as helm:
+        assert meaning(helm.render(values, "x", packed)) == meaning(helm.render(values, "x"))
+    with tarfile.open(packed) as tar:
         entries = tar.getmembers()
     assert {(one.mtime, one.uid, one.gid, one.mode) for one in entries} == {(EPOCH, 0, 0, 0o644)}
     assert sorted(one.name for one in entries) == [one.name for one in entries]
@@ -124,9 +125,9 @@ def test_the_script_refuses_what_is_not_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.submission
-def test_the_help_of_the_script_names_every_file_of_a_release(tmp_path: Path) -> None:
+def test_the_help_of_the_script_names_every_file_of_a_release(release: Path) -> None:
     told = subprocess.run([CHECKOUT / "scripts/release", "--help"], capture_output=True, text=True, check=True).stdout
-    for name in made(tmp_path / "release"):
+    for name in contents(release):
         plain = re.sub(r"-(rollout|namespace|admission-policy)\b", "", name).replace(VERSION, "<version>")
         assert plain in told, name
         for part in re.findall(r"-(?:rollout|namespace|admission-policy)\b", name):

@@ -48,10 +48,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_provenance_names_inputs_builder_and_outputs_with_their_hashes(folder: Path) -> None:
     made = json.loads((folder / PROVENANCE).read_text())
-    assert (made["_type"], made["predicateType"]) == (
-        "https://in-toto.io/Statement/v1",
-        "https://slsa.dev/provenance/v1",
-    )
+    kinds = ("https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1")
+    assert (made["_type"], made["predicateType"]) == kinds
     digests = {one["name"]: one["digest"]["sha256"] for one in made["subject"]}
     names = ("rebellions.yaml", IMAGE, BILL)
     assert digests == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
@@ -61,15 +59,11 @@ def test_the_provenance_names_inputs_builder_and_outputs_with_their_hashes(folde
     wanted = {"gitCommit": "HEAD", "gitTree": "HEAD^{tree}"}
     assert source["digest"] == {kind: (git(CHECKOUT, "rev-parse", at) or "").strip() for kind, at in wanted.items()}
     assert ("annotations" in source) is bool(git(CHECKOUT, "status", "--porcelain"))
-    files = sorted((CHECKOUT / "requirements").iterdir())
-    assert {one["name"]: one["digest"]["sha256"] for one in locks} == {
-        f"requirements/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in files
-    }
-    assert (base["name"], base["digest"], base["annotations"]) == (
-        "debian:12",
-        {"sha256": "ab"},
-        {"architecture": "amd64"},
-    )
+    files = {f"requirements/{path.name}": path.read_bytes() for path in (CHECKOUT / "requirements").iterdir()}
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    assert {one["name"]: one["digest"]["sha256"] for one in locks} == digests
+    image = {"name": "debian:12", "digest": {"sha256": "ab"}, "annotations": {"architecture": "amd64"}}
+    assert image.items() <= base.items()
     assert details == {"builder": {"id": "https://ci.example/"}}
 
 
@@ -93,10 +87,8 @@ def test_what_is_signed_is_verified_by_the_script_and_by_openssl_alone(folder: P
         signature.write_bytes(base64.b64decode(envelope["signatures"][0]["sig"]))
         openssl("pkeyutl", "-verify", "-pubin", "-inkey", public, "-rawin", "-in", data, "-sigfile", signature)
     bill = json.loads(base64.b64decode(json.loads((folder / envelopes[0]).read_text())["payload"]))
-    assert (bill["predicateType"], bill["predicate"]) == (
-        "https://cyclonedx.org/bom",
-        json.loads((folder / BILL).read_text()),
-    )
+    said = json.loads((folder / BILL).read_text())
+    assert (bill["predicateType"], bill["predicate"]) == ("https://cyclonedx.org/bom", said)
     assert [one["name"] for one in bill["subject"]] == [IMAGE]
 
 

@@ -74,10 +74,8 @@ def tried(wanted: Sequence[Mutant], jobs: int, end: float = math.inf) -> int:
     for one in bad:
         print(f"{by_name[one.mutant].shown()}\n  {one.end.value}: {one.says}\n  again: scripts/mutants {one.mutant}")
     ends = Counter(one.end for one in verdicts)
-    print(
-        f"mutants: {ends[End.KILLED]} of {len(verdicts)} killed, {ends[End.UNDECIDED]} not decided in time, "
-        f"{len(left_out)} left out for lack of time"
-    )
+    killed, undecided = f"{ends[End.KILLED]} of {len(verdicts)} killed", f"{ends[End.UNDECIDED]} not decided in time"
+    print(f"mutants: {killed}, {undecided}, {len(left_out)} left out for lack of time")
     return 1 if bad else 0
 
 

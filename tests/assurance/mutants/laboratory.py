@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from tests.assurance.mutants.fork_server import UNSHRUNK
 from tests.assurance.mutants.line_mutants import LIMIT_S, LineMutant
@@ -79,8 +80,7 @@ class Bench:
         assert self.fork_server.stdin is not None
         assert self.fork_server.stdout is not None
         arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "--run=release"]
-        arguments += [f"--hypothesis-profile={UNSHRUNK}"]
-        arguments += [f"tests/{test}" for test in tests]
+        arguments += [f"--hypothesis-profile={UNSHRUNK}", *(f"tests/{test}" for test in tests)]
         request = {"root": str(self.root), "arguments": arguments, "limit_s": limit_s}
         self.fork_server.stdin.write(json.dumps(request) + "\n")
         self.fork_server.stdin.flush()
@@ -105,9 +105,7 @@ class Laboratory:
     """Tests mutants, `jobs` at a time, while the context lasts. What is under way at `until` is left undecided."""
 
     def __init__(self, jobs: int, until: float = math.inf) -> None:
-        self._jobs = jobs
-        self._until = until
-        self._idle: SimpleQueue[Bench] = SimpleQueue()
+        self._jobs, self._until, self._idle = jobs, until, SimpleQueue[Bench]()
 
     def __enter__(self) -> Laboratory:
         self._stack = contextlib.ExitStack()
@@ -206,21 +204,15 @@ def a_bench() -> Iterator[Bench]:
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", "TEST_PATIENCE_S": PATIENCE_S, "CI": "true"}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         for name in COPIED:
-            source = CHECKOUT / name
-            if source.is_dir():
+            if (source := CHECKOUT / name).is_dir():
                 shutil.copytree(source, Path(folder, name), ignore=shutil.ignore_patterns(".hypothesis"))
             else:
                 shutil.copy2(source, folder)
         compileall.compile_dir(folder, quiet=1, rx=COMPILED_BY_PYTEST)
-        process = subprocess.Popen(
-            [sys.executable, str(FORK_SERVER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=CHECKOUT.parent,
-            start_new_session=True,  # a mutant that signals its group does not end this run
-        )
+        # In a session of its own: a mutant that signals its group does not end this run.
+        own: dict[str, Any] = {"env": environment, "cwd": CHECKOUT.parent, "start_new_session": True}
+        argv, pipe = [sys.executable, str(FORK_SERVER)], subprocess.PIPE
+        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, **own)
         try:
             yield Bench(Path(folder), process)
         finally:

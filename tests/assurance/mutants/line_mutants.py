@@ -7,27 +7,22 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.assurance.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
 
-OPPOSITES = {
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.In: ("in", "not in"),
-    ast.NotIn: ("not in", "in"),
-    ast.Is: ("is", "is not"),
-    ast.IsNot: ("is not", "is"),
-    ast.And: ("and", "or"),
-    ast.Or: ("or", "and"),
+PAIRS: dict[tuple[type[ast.AST], type[ast.AST]], tuple[str, str]] = {
+    (ast.Lt, ast.LtE): ("<", "<="),
+    (ast.Gt, ast.GtE): (">", ">="),
+    (ast.Eq, ast.NotEq): ("==", "!="),
+    (ast.In, ast.NotIn): ("in", "not in"),
+    (ast.Is, ast.IsNot): ("is", "is not"),
+    (ast.And, ast.Or): ("and", "or"),
 }
+OPPOSITES = {kind: words[::step] for kinds, words in PAIRS.items() for kind, step in zip(kinds, (1, -1), strict=True)}
 EQUIVALENTS: dict[tuple[str, str, str], str] = {}
 """Changes that no test could notice, each with its reason: module, line and what it becomes, without indentation."""
 
@@ -88,26 +83,14 @@ def every_line_mutant(checkout: Path, path: str) -> list[LineMutant]:
     found: list[LineMutant] = []
     of_line: dict[int, int] = defaultdict(int)
     for edit in sorted(edits(source)):
-        start, end = source.rfind("\n", 0, edit.start) + 1, source.find("\n", edit.end)
+        start, end = source.rfind("\n", 0, edit.start) + 1, f"{source}\n".find("\n", edit.end)
         line = source.count("\n", 0, start) + 1
-        end = len(source) if end < 0 else end
         of_line[line] += 1
-        found.append(
-            LineMutant(
-                "a changed line is tested",
-                path,
-                source[edit.start : edit.end],
-                edit.text,
-                tests,
-                LIMIT_S,
-                name=f"{path}:{line}:{of_line[line]}",
-                at=edit.start,
-                line=line,
-                before=source[start:end].strip(),
-                after=(source[start : edit.start] + edit.text + source[edit.end : end]).strip(),
-                farther=farther,
-            )
-        )
+        name, search = f"{path}:{line}:{of_line[line]}", source[edit.start : edit.end]
+        before, after = source[start:end], source[start : edit.start] + edit.text + source[edit.end : end]
+        mutant = Mutant("a changed line is tested", path, search, edit.text, tests, LIMIT_S, name=name)
+        place = (edit.start, line, before.strip(), after.strip(), farther)
+        found.append(LineMutant(*astuple(mutant), *place))
     return found
 
 
@@ -115,12 +98,8 @@ def edits(source: str) -> Iterator[Edit]:
     """What can be changed in a module. Decorators stay: a class that is not frozen does the same."""
     tree = ast.parse(source)
     place = _Places(source)
-    left_out = {
-        id(inner)
-        for node in ast.walk(tree)
-        for decorator in getattr(node, "decorator_list", ())
-        for inner in ast.walk(decorator)
-    }
+    decorators = [one for node in ast.walk(tree) for one in getattr(node, "decorator_list", ())]
+    left_out = {id(inner) for decorator in decorators for inner in ast.walk(decorator)}
     for node in ast.walk(tree):
         if id(node) in left_out:
             continue
@@ -190,20 +169,16 @@ def unit_tests_of(checkout: Path, path: str) -> tuple[tuple[str, ...], tuple[str
 def _importers(checkout: Path) -> tuple[dict[str, set[str]], dict[str, int]]:
     """By file, the files that import it, and how many it imports."""
     files = [file for root in (PACKAGE, "tests/unit", "tests/support") for file in (checkout / root).rglob("*.py")]
-    modules = {_module(file.relative_to(checkout)): file.relative_to(checkout).as_posix() for file in files}
+    names = {file: file.relative_to(checkout).as_posix() for file in files}
+    modules = {re.sub(r"(/__init__)?\.py$", "", name).replace("/", "."): name for name in names.values()}
     importers: dict[str, set[str]] = defaultdict(set)
     sizes: dict[str, int] = {}
-    for file in files:
-        importer = file.relative_to(checkout).as_posix()
+    for file, importer in names.items():
         imported = {modules[name] for name in _imported(file.read_text()) if name in modules}
         sizes[importer] = len(imported)
         for one in imported:
             importers[one].add(importer)
     return importers, sizes
-
-
-def _module(path: Path) -> str:
-    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
 def _imported(source: str) -> Iterator[str]:
