@@ -18,6 +18,7 @@ from scripts.releasing.conditions import ALWAYS, When
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, Json, only, render
 from tests.support.deploy.helm import Helm, HelmError, started
 from tests.support.deploy.meaning import meaning
+from tests.support.deploy.renderings import shown
 
 NAMESPACES = {one: only(render(f"{one}/namespace"), "Namespace")["metadata"]["name"] for one in OVERLAYS}
 OFFERED = {
@@ -26,7 +27,10 @@ OFFERED = {
 }
 
 CHART_YAML = (chart.CHART / "Chart.yaml").read_text()
-DIGEST = f"{GROUP}/driver-config-digest"
+DIGEST, INSTANCE = f"{GROUP}/driver-config-digest", "app.kubernetes.io/instance"
+
+
+DAEMON_SETS = ("ascend-driver", "ascend-driver-rebooter")
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +70,6 @@ def unlabelled(one: Json) -> Json:
     return {**one, "metadata": {**rest, **({"labels": labels} if labels else {})}}
 
 
-def named(part: Any) -> str:
-    return "+".join(part) if isinstance(part, tuple) else str(part)
-
-
 def overlay(vendor: str, more: tuple[str, ...], less: tuple[str, ...], fleet: bool, folder: Path) -> list[Json]:
     """What kustomize makes of the vendor's overlay with `more` and without `less`, and of its folders asked for."""
     shutil.copytree(DEPLOY, folder / "deploy")
@@ -79,8 +79,7 @@ def overlay(vendor: str, more: tuple[str, ...], less: tuple[str, ...], fleet: bo
     body["components"] = [*kept, *(f"../../components/{name}" for name in more if name != "admission-policy")]
     # The vendor's words for its rebooter are of no use without one.
     body["patches"] = [one for one in body["patches"] if "rebooter" not in less or one["path"] != "rebooter.yaml"]
-    if "rebooter" in more:
-        body["patches"].append({"path": "rebooter/daemonset.yaml"})
+    body["patches"] += [{"path": "rebooter/daemonset.yaml"}] if "rebooter" in more else []
     file.write_text(yaml.safe_dump(body))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kustomize, "DEPLOY", folder / "deploy")
@@ -91,7 +90,7 @@ def overlay(vendor: str, more: tuple[str, ...], less: tuple[str, ...], fleet: bo
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-@pytest.mark.parametrize(("vendor", "more", "less", "fleet"), list(sets()), ids=named)
+@pytest.mark.parametrize(("vendor", "more", "less", "fleet"), list(sets()), ids=shown)
 def test_the_chart_renders_what_the_overlays_are(
     helm: Helm, vendor: str, more: tuple[str, ...], less: tuple[str, ...], fleet: bool, tmp_path: Path
 ) -> None:
@@ -124,12 +123,10 @@ def test_a_change_in_deploy_shows_as_drift(tmp_path: Path, monkeypatch: pytest.M
     file = tmp_path / "deploy/components/in-place/rbac.yaml"
     file.write_text(file.read_text().replace("- watch ", "- list "))
     monkeypatch.setattr(chart, "DEPLOY", tmp_path / "deploy")
-    files = chart.templates()
-    assert chart.drifted(files) == ["templates/in-place.yaml"]
-    assert chart.drifted({name: text for name, text in files.items() if "quota" not in name}) == [
-        "templates/in-place.yaml",
-        "templates/resource-quota.yaml",
-    ]
+    files, changed = chart.templates(), ["templates/in-place.yaml"]
+    assert chart.drifted(files) == changed
+    less = {name: text for name, text in files.items() if "quota" not in name}
+    assert chart.drifted(less) == [*changed, "templates/resource-quota.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -139,11 +136,7 @@ def test_a_change_in_deploy_shows_as_drift(tmp_path: Path, monkeypatch: pytest.M
         ("nvdia", {}, "at '/vendor': value must be one of"),
         ("nvidia", {"metricz": {"enabled": True}}, "'metricz' not allowed"),
         ("nvidia", {"fullnameOverride": "gpu"}, "fullnameOverride: let it end with nvidia-driver"),
-        (
-            "nvidia",
-            {"podLabels": {"app.kubernetes.io/instance": "x"}},
-            "invalid propertyName 'app.kubernetes.io/instance'",
-        ),
+        ("nvidia", {"podLabels": {INSTANCE: "x"}}, f"invalid propertyName '{INSTANCE}'"),
         ("nvidia", {"podAnnotations": {DIGEST: "x"}}, f"invalid propertyName '{DIGEST}'"),
         ("nvidia", {"rollout": {"affinity": {"nodeAfinity": {}}}}, "'nodeAfinity' not allowed"),
         ("nvidia", {"driver": {"env": {"A": {"value": "x"}}}}, "at '/driver/env/A': missing property 'valueFrom'"),
@@ -171,11 +164,7 @@ def test_a_change_in_deploy_shows_as_drift(tmp_path: Path, monkeypatch: pytest.M
         ("nvidia", {"recovery": {"enabled": True, "auto": "reset"}}, "at '/recovery/auto': got string, want array"),
         ("ascend", switched(recovery=True), "recovery.enabled: vendor ascend has no recovery"),
         ("nvidia", {"driver": {"image": {"repository": "r/d"}}}, "driver.image.tag: say which version"),
-        (
-            "nvidia",
-            {"driver": {"image": {"repository": "r/d", "tag": "2"}}},
-            "driver.configDigest: one word that changes",
-        ),
+        ("nvidia", {"driver": {"image": {"repository": "r/d", "tag": "2"}}}, "driver.configDigest: one word that"),
     ],
     ids=str,
 )
@@ -187,26 +176,20 @@ def test_a_wrong_value_is_refused_and_named(helm: Helm, vendor: str | None, valu
 def test_values_reach_what_they_are_about(helm: Helm) -> None:
     digest = "sha256:" + "a" * 64
     mount = {"name": "profile", "mountPath": "/etc/profile"}
+    volume, limits = {"name": "profile", "configMap": {"name": "profile"}}, {"limits": {"memory": "1Gi"}}
+    own: Json = {"command": ["mine"], "args": ["all"], "ready": ["mine", "ready"], "stop": ["mine", "stop"]}
+    own |= {"env": {"DRIVER_VERSION": "7", "OWN": "1"}, "configDigest": "seven"}
     values: Json = {"vendor": "ascend", "nodeSelector": {"pool": "npu"}, "imagePullSecrets": [{"name": "pull"}]}
-    values["image"] = {"repository": "r/m", "digest": digest, "pullPolicy": "Always"}
-    values["driver"] = {"image": {"repository": "r/d", "tag": "7"}, "configDigest": "seven"}
-    values["driver"] |= {"command": ["mine"], "args": ["all"], "ready": ["mine", "ready"], "stop": ["mine", "stop"]}
-    values["driver"]["env"] = {"DRIVER_VERSION": "7", "OWN": "1"}
-    values["manager"] = {"env": {"DRIVER_PROFILE": "mine"}, "resources": {"limits": {"memory": "1Gi"}}}
-    values["manager"]["volumeMounts"] = [mount]
-    values["rebooter"] = {"env": {"AUTO_UPGRADE": "true"}}
-    values["clients"] = {"enabled": True, "selector": "role=exporter"}
-    values["rollout"] = {"enabled": True, "replicas": 3, "volumeMounts": [mount]}
-    values["rollout"]["volumes"] = [{"name": "profile", "configMap": {"name": "profile"}}]
-    values["tolerations"] = [{"key": "npu", "operator": "Exists"}]
-    values["volumes"] = values["rollout"]["volumes"]
+    values |= {"image": {"repository": "r/m", "digest": digest, "pullPolicy": "Always"}, "volumes": [volume]}
+    values |= {"driver": {"image": {"repository": "r/d", "tag": "7"}, **own}}
+    values |= {"manager": {"env": {"DRIVER_PROFILE": "mine"}, "resources": limits, "volumeMounts": [mount]}}
+    values |= {"rebooter": {"env": {"AUTO_UPGRADE": "true"}}, "clients": {"enabled": True, "selector": "role=exporter"}}
+    values |= {"rollout": {"enabled": True, "replicas": 3, "volumeMounts": [mount], "volumes": [volume]}}
+    values |= {"tolerations": [{"key": "npu", "operator": "Exists"}]}
     plain = meaning(helm.render({"vendor": "ascend", **switched(rollout=True, clients=True)}, "x"))
     found = meaning(helm.render(values, "x"))
-    assert {key for key in plain if plain[key] != found[key]} == {
-        ("DaemonSet", "x", "ascend-driver"),
-        ("DaemonSet", "x", "ascend-driver-rebooter"),
-        ("Deployment", "x", "ascend-driver-rollout"),
-    }
+    workloads = {("DaemonSet", "x", name) for name in DAEMON_SETS} | {("Deployment", "x", "ascend-driver-rollout")}
+    assert {key for key in plain if plain[key] != found[key]} == workloads
     template = found["DaemonSet", "x", "ascend-driver"]["spec"]["template"]
     spec = template["spec"]
     by_name = {one["name"]: one for one in (*spec["initContainers"], *spec["containers"])}
@@ -222,15 +205,15 @@ def test_values_reach_what_they_are_about(helm: Helm) -> None:
     assert {("DRIVER_VERSION", "7"), ("OWN", "1")} <= set(env)
     assert len(dict(env)) == len(env)
     assert ("DRIVER_PROFILE", "mine") in [(one["name"], one.get("value")) for one in manager["env"]]
-    assert (mount in manager["volumeMounts"], manager["resources"]) == (True, {"limits": {"memory": "1Gi"}})
-    for name in ("ascend-driver", "ascend-driver-rebooter"):
+    assert (mount in manager["volumeMounts"], manager["resources"]) == (True, limits)
+    for name in DAEMON_SETS:
         pod = found["DaemonSet", "x", name]["spec"]["template"]["spec"]
         selector = {"openfuyao.com/npu.present": "true", "pool": "npu"}
         assert (pod["nodeSelector"], pod["tolerations"]) == (selector, values["tolerations"])
-        assert values["volumes"][0] in pod["volumes"]
+        assert volume in pod["volumes"]
         assert pod["imagePullSecrets"] == [{"name": "pull"}]
     controller = found["Deployment", "x", "ascend-driver-rollout"]["spec"]
-    assert (controller["replicas"], values["volumes"][0] in controller["template"]["spec"]["volumes"]) == (3, True)
+    assert (controller["replicas"], volume in controller["template"]["spec"]["volumes"]) == (3, True)
 
 
 PART_VALUES: tuple[tuple[str, Any, str], ...] = (
@@ -286,12 +269,8 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def all_leaves(objects: list[Json]) -> dict[str, Any]:
-    return dict(
-        pair
-        for one in objects
-        for key, inner in one.items()
-        for pair in leaves(inner, f"{one['kind']}/{one['metadata']['name'].removeprefix('ascend-')}/{key}")
-    )
+    named = [(f"{one['kind']}/{one['metadata']['name'].removeprefix('ascend-')}", one) for one in objects]
+    return dict(pair for name, one in named for key in one for pair in leaves(one[key], f"{name}/{key}"))
 
 
 KINDS = {"driver/spec": "DaemonSet", "driver-rebooter/spec": "DaemonSet", "driver-rollout/spec": "Deployment"}
@@ -301,15 +280,10 @@ KINDS = {"driver/spec": "DaemonSet", "driver-rebooter/spec": "DaemonSet", "drive
 @pytest.mark.parametrize(("values", "places"), list(value_table()))
 def test_a_value_is_found_where_it_belongs_and_nowhere_else(helm: Helm, values: Json, places: dict[Place, Any]) -> None:
     on = {"vendor": "ascend", **switched(metrics=True, network_policy=True, openshift=True)}
-    plain, found = (
-        all_leaves(helm.render({**on, **more, "rollout": {"enabled": True, **more.get("rollout", {})}}, "x"))
-        for more in ({}, values)
-    )
-    wanted = dict(
-        pair
-        for (name, path), value in places.items()
-        for pair in leaves(value, f"{KINDS.get(name, 'ServiceAccount')}/{name}/{path}")
-    )
+    given = ({**on, **more, "rollout": {"enabled": True, **more.get("rollout", {})}} for more in ({}, values))
+    plain, found = (all_leaves(helm.render(one, "x")) for one in given)
+    at = {f"{KINDS.get(name, 'ServiceAccount')}/{name}/{path}": value for (name, path), value in places.items()}
+    wanted = dict(pair for path, value in at.items() for pair in leaves(value, path))
     assert {path: value for path, value in found.items() if plain.get(path) != value} == wanted
 
 
@@ -317,9 +291,6 @@ def test_the_rebooters_own_values_come_before_those_of_all_driver_pods(helm: Hel
     objects = helm.render({"vendor": "ascend", "podLabels": {"a": "1"}, "rebooter": {"podLabels": {"b": "2"}}}, "x")
     labels = [only(objects, "DaemonSet", name)["spec"]["template"]["metadata"]["labels"] for name in DAEMON_SETS]
     assert [(one.get("a"), one.get("b")) for one in labels] == [("1", None), (None, "2")]
-
-
-DAEMON_SETS = ("ascend-driver", "ascend-driver-rebooter")
 
 
 def test_another_full_name_is_the_beginning_of_every_name_and_changes_nothing_else(helm: Helm) -> None:
@@ -349,11 +320,8 @@ def test_health_watch_has_the_steps_without_approval_and_the_consents_of_the_run
     helm: Helm, values: Json, wanted: tuple[str, str]
 ) -> None:
     objects = helm.render({"vendor": "nvidia", **switched(recovery=True), **values}, "x")
-    (watch,) = [
-        one
-        for one in only(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"]
-        if one["name"] == "health-watch"
-    ]
+    containers = only(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    (watch,) = [one for one in containers if one["name"] == "health-watch"]
     env = {one["name"]: one.get("value", "") for one in watch["env"]}
     assert len(env) == len(watch["env"])
     assert (env["AUTO_RECOVER"], env["NPU_POD_EVICTION_FORCE"]) == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -24,7 +25,7 @@ from driver_manager.domain.profile import RecoveryStep, Strategy, parse_steps
 from driver_manager.profiles import builtin
 from scripts.releasing import chart, kustomize
 from scripts.releasing.kustomize import DEPLOY, EXAMPLES, OVERLAYS, REBOOTERS, ROLLOUTS, Json, only, render
-from tests.support.deploy.renderings import FLEETS, SETS, kustomized
+from tests.support.deploy.renderings import FLEETS, SETS, kustomized, shown
 from tests.support.docs.console import commands
 from tests.support.docs.markdown import DOCS, ROOT
 from tests.support.fakes.rollout_objects import zones
@@ -63,18 +64,22 @@ def env(container: Json) -> dict[str, str]:
 
 def digests(template: Json) -> dict[str, str]:
     """DRIVER_CONFIG_DIGEST of every container that has one, as the kubelet sets it from the pod's annotations."""
-    paths = {
-        name: one["valueFrom"]["fieldRef"]["fieldPath"]
-        for name, container in containers_of(template).items()
-        for one in container.get("env", [])
-        if one["name"] == "DRIVER_CONFIG_DIGEST"
-    }
     notes = {f"metadata.annotations['{key}']": value for key, value in template["metadata"]["annotations"].items()}
-    return {name: notes[path] for name, path in paths.items()}
+    given = [(name, one) for name, container in containers_of(template).items() for one in container.get("env", [])]
+    sources = {name: one["valueFrom"] for name, one in given if one["name"] == "DRIVER_CONFIG_DIGEST"}
+    return {name: notes[source["fieldRef"]["fieldPath"]] for name, source in sources.items()}
 
 
 def volume_kinds(spec: Json) -> set[str]:
     return {key for volume in spec["volumes"] for key in volume if key != "name"}
+
+
+def volume_at(template: Json, container: Json, path: str) -> Json:
+    """The volume whose mount in the container contains `path`."""
+    (mount,) = [one for one in container["volumeMounts"] if path.startswith(one["mountPath"] + "/")]
+    (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == mount["name"]]
+    found: Json = volume
+    return found
 
 
 def test_what_the_renderer_does_not_understand_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +103,8 @@ def test_an_overlay_is_its_profiles(overlay: str) -> None:
     assert namespace["name"] == profile.namespace
     modes = {f"pod-security.kubernetes.io/{mode}" for mode in ("enforce", "warn", "audit")}
     assert namespace["labels"] == dict.fromkeys(modes, "privileged")
-    assert "Namespace" not in {one["kind"] for one in (*objects, *render(f"{overlay}/rollout"))}, (
-        "deleting deletes none"
-    )
+    kinds = {one["kind"] for one in (*objects, *render(f"{overlay}/rollout"))}
+    assert "Namespace" not in kinds, "deleting deletes none"
     spec = only(objects, "DaemonSet", f"{overlay}-driver")["spec"]
     template = spec["template"]
     wanted = profile.deploy.driver_key if profile.deploy.prefix else profile.present_labels[0]
@@ -129,11 +133,6 @@ def writable(spec: Json, container: Json) -> list[str]:
     return [one["mountPath"] for one in mounts]
 
 
-def with_rebooter(overlay: str) -> list[Json]:
-    """The objects of the rebooter that is beside the overlay, none if the overlay contains it."""
-    return render(f"{overlay}/rebooter") if f"{overlay}/rebooter" in REBOOTERS else []
-
-
 @each_overlay
 def test_each_container_can_write_what_it_writes_and_sees_the_rest_read_only(overlay: str) -> None:
     paths, checked = PROFILES[overlay].paths, set()
@@ -145,7 +144,8 @@ def test_each_container_can_write_what_it_writes_and_sees_the_rest_read_only(ove
         "health-watch": {paths.work_lock, paths.health_record, paths.ready_marker, "/dev/x", *kept},
         "rebooter": {paths.work_lock, paths.rebooter_record, paths.reboot_evidence},
     }
-    for template in templates([*render(overlay), *with_rebooter(overlay)]):
+    beside = f"{overlay}/rebooter"  # where the overlay does not contain it
+    for template in templates([*render(overlay), *(render(beside) if beside in REBOOTERS else [])]):
         for name, container in containers_of(template).items():
             if name != "driver":
                 folders = tuple(f"{folder}/" for folder in writable(template["spec"], container))
@@ -178,7 +178,7 @@ def test_only_who_talks_to_the_api_server_has_a_token(overlay: str) -> None:
     assert sorted(holders) == [("health-watch", "watch-access"), ("k8s-driver-manager", "api-access"), *rebooter]
 
 
-@pytest.mark.parametrize(("overlay", "further"), SETS, ids=lambda part: "+".join(part) if part else "")
+@pytest.mark.parametrize(("overlay", "further"), SETS, ids=shown)
 def test_readiness_is_asked_by_the_port_where_there_is_one_and_else_by_the_file(
     overlay: str, further: tuple[str, ...]
 ) -> None:
@@ -189,12 +189,10 @@ def test_readiness_is_asked_by_the_port_where_there_is_one_and_else_by_the_file(
     wanted = by_port if "metrics" in further else {"exec": {"command": ["test", "-e", path]}}
     assert {key: probe[key] for key in ("httpGet", "exec") if probe.get(key)} == wanted
     assert probe["failureThreshold"] == 1
-    (mount,) = [one for one in watch["volumeMounts"] if path.startswith(one["mountPath"] + "/")]
-    (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == mount["name"]]
-    assert "emptyDir" in volume, "it outlives the container, and not the pod"
+    assert "emptyDir" in volume_at(template, watch, path), "it outlives the container, and not the pod"
 
 
-@pytest.mark.parametrize(("overlay", "further"), SETS + FLEETS, ids=lambda part: "+".join(part) if part else "")
+@pytest.mark.parametrize(("overlay", "further"), SETS + FLEETS, ids=shown)
 def test_each_loop_is_asked_whether_it_hangs_and_each_container_requests_what_it_takes(
     overlay: str, further: tuple[str, ...]
 ) -> None:
@@ -208,9 +206,7 @@ def test_each_loop_is_asked_whether_it_hangs_and_each_container_requests_what_it
                 assert asked["path"] == "/healthz"
             elif name in ("health-watch", "rebooter"):
                 assert asked["command"] == ["test", path, "-nt", "/proc/self"]
-                (mount,) = [one for one in container["volumeMounts"] if path.startswith(one["mountPath"] + "/")]
-                (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == mount["name"]]
-                assert "emptyDir" in volume
+                assert "emptyDir" in volume_at(template, container, path)
                 assert probe["periodSeconds"] * probe["failureThreshold"] >= LOOP_START_S
             else:
                 assert probe == {}, name
@@ -246,11 +242,9 @@ def test_every_command_line_and_every_variable_of_ours_is_understood() -> None:
 
 def rights(roles: list[Json]) -> Iterator[tuple[Json, str, str, str]]:
     """Metadata of the role, group, resource and verb of each right."""
-    for role in roles:
-        for rule in role.get("rules", []):
-            for group in rule["apiGroups"]:
-                for resource in rule["resources"]:
-                    yield from ((role["metadata"], group, resource, verb) for verb in rule["verbs"])
+    for metadata, rule in ((role["metadata"], rule) for role in roles for rule in role.get("rules", [])):
+        named = itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"])
+        yield from ((metadata, group, resource, verb) for group, resource, verb in named)
 
 
 @pytest.mark.submission
@@ -274,17 +268,11 @@ def test_no_right_is_given_twice_or_by_a_star() -> None:
 )
 def test_drivers_of_one_strategy_and_all_rollouts_have_the_same_rights(alike: list[str]) -> None:
     """So what the cluster tier proves of one holds for the others."""
-    found = [
-        sorted(
-            (
-                one["metadata"]["name"].partition("-")[2],
-                str(one["rules"]).replace(rollout_lease(name.split("/")[0]), ""),
-            )
-            for one in render(name)
-            if "rules" in one
-        )
-        for name in alike
-    ]
+    found = []
+    for name in alike:
+        lease, roles = rollout_lease(name.split("/")[0]), [one for one in render(name) if "rules" in one]
+        rules = ((one["metadata"]["name"], str(one["rules"]).replace(lease, "")) for one in roles)
+        found.append(sorted((role.partition("-")[2], text) for role, text in rules))
     assert len(found) > 1
     assert found == [found[0]] * len(found)
 
@@ -310,12 +298,6 @@ def test_the_lease_that_a_rule_names_is_the_one_that_is_used(folder: str, role: 
     assert rule["resourceNames"] == [lease]
 
 
-@each_overlay
-def test_an_update_ends_all_old_controllers_first_as_their_lease_may_have_another_name(overlay: str) -> None:
-    strategy = only(render(f"{overlay}/rollout"), "Deployment")["spec"]["strategy"]
-    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}}
-
-
 def test_every_mount_and_every_verb_has_its_reason() -> None:
     sources = [path for path in DEPLOY.rglob("*.yaml") if "charts" not in path.relative_to(DEPLOY).parts]
     assert len(sources) > 50
@@ -326,9 +308,6 @@ def test_every_mount_and_every_verb_has_its_reason() -> None:
                 assert re.search(r"  # \S", line), f"{path.name}: {line}"
             if line.strip() == "volumeMounts:":
                 assert following.strip().startswith("#"), path
-
-
-# What clusters ask for around the pods.
 
 
 @pytest.mark.parametrize(("overlay", "further"), WITH_PORTS)
@@ -385,11 +364,9 @@ def test_the_clients_component_brings_one_selector_its_rights_and_no_consent(ove
 @each_overlay
 def test_health_watch_has_the_consents_of_the_run(overlay: str) -> None:
     by_name = containers_of(driver_pod(render(overlay)))
-    run, watch = (
-        {name: value for name, value in env(by_name[one]).items() if "NPU_POD_EVICTION" in name}
-        for one in ("k8s-driver-manager", "health-watch")
-    )
-    assert watch == run
+    both = (env(by_name[one]).items() for one in ("k8s-driver-manager", "health-watch"))
+    run, watch = ([one for one in given if "NPU_POD_EVICTION" in one[0]] for given in both)
+    assert sorted(watch) == sorted(run)
     assert bool(run) is (PROFILES[overlay].strategy is Strategy.IN_PLACE)
 
 
@@ -403,9 +380,6 @@ def test_the_recovery_component_is_for_profiles_with_more_than_a_reboot_and_brin
     wanted += [{"name": settings.OPERATOR_NAMESPACE.env, "valueFrom": namespace}]
     assert [one for one in other if one not in own] == wanted
     assert parse_steps("") == frozenset()
-
-
-# The controller of rollouts.
 
 
 @each_overlay
@@ -437,9 +411,12 @@ def test_the_controller_of_rollouts_fits_its_profile_and_has_nothing_of_a_host(o
 
 
 @each_overlay
-def test_one_replica_of_the_controller_stays_while_a_node_is_drained(overlay: str) -> None:
+def test_one_replica_of_the_controller_stays_while_a_node_is_drained_and_none_while_it_is_updated(overlay: str) -> None:
     objects = render(f"{overlay}/rollout")
     deployment, budget = only(objects, "Deployment")["spec"], only(objects, "PodDisruptionBudget")
+    # An update ends all old controllers first, as their Lease may have another name.
+    wanted = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}}
+    assert deployment["strategy"] == wanted
     assert budget["apiVersion"] == "policy/v1"
     assert budget["spec"]["maxUnavailable"] < deployment["replicas"]
     (spread,) = deployment["template"]["spec"]["topologySpreadConstraints"]
@@ -469,9 +446,6 @@ def test_the_example_of_a_rollout_fits_its_overlay(overlay: str) -> None:
     assert found.policy.daemon_set == f"{overlay}-driver"
     assert found.namespace == only(render(overlay), "DaemonSet", found.policy.daemon_set)["metadata"]["namespace"]
     assert found.policy.approves_reboots is (PROFILES[overlay].strategy is Strategy.REBOOT)
-
-
-# The documentation.
 
 
 def documented(page: str, title: str = "") -> str:
@@ -522,9 +496,6 @@ def test_the_documentation_names_every_overlay_and_component_and_nothing_that_is
     assert variables - KNOWN <= {"DRIVER_VERSION"}, "NVIDIA's and the driver container's"
 
 
-# Driver containers.
-
-
 def test_the_page_of_driver_containers_has_every_example_and_every_image_and_no_other() -> None:
     page = DOCS / "driver-containers.md"
     folders = {path.name for path in (DEPLOY / "examples").iterdir()}
@@ -543,9 +514,8 @@ def test_an_example_changes_its_overlays_driver_container_alone(example: str, ov
     driver = changed["driver"]
     assert {**changed, "driver": plain["driver"]} == plain
     tag = driver["image"].rpartition(":")[2].split("-")[0]
-    assert tag in template["metadata"]["annotations"][f"{GROUP}/driver-config-digest"], (
-        "another image is another digest"
-    )
+    digest = template["metadata"]["annotations"][f"{GROUP}/driver-config-digest"]
+    assert tag in digest, "another image is another digest"
     assert "sample-driver" not in str(driver), "no command of the sample is left"
     given = env(driver)
     assert (given["DRIVER_ROOT"], given["STATE_FILE"]) == (profile.paths.driver_root, profile.paths.state_file)

@@ -13,7 +13,7 @@ import yaml
 from scripts.releasing.chart import offered
 from scripts.releasing.kustomize import DEPLOY, EXAMPLES, OVERLAYS, REBOOTERS, Json, only, render, render_example
 from tests.support.deploy.meaning import canonical, is_selected, pods_of, selectors
-from tests.support.deploy.renderings import FLEETS, SETS, SPACES, kustomized
+from tests.support.deploy.renderings import FLEETS, SETS, SPACES, kustomized, shown
 
 MEANT_TO_BE_SHARED = ("Namespace", "CustomResourceDefinition")
 FOLDERS = ("rollout", "admission-policy")
@@ -47,12 +47,9 @@ def missing(overlay: str, folders: tuple[str, ...] = FOLDERS) -> list[str]:
 def on_top(overlay: str, components: Iterable[str], folder: Path) -> list[Json]:
     """What kubectl makes of a user's overlay in `folder`, beside deploy/, with the vendor's and these components."""
     shutil.copytree(DEPLOY, folder / "deploy", dirs_exist_ok=True)
-    body = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": [f"../deploy/overlays/{name}" for name in overlay.split()],
-        "components": [f"../deploy/components/{name}" for name in components],
-    }
+    body: Json = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    body["resources"] = [f"../deploy/overlays/{name}" for name in overlay.split()]
+    body["components"] = [f"../deploy/components/{name}" for name in components]
     mine = folder / overlay.split(maxsplit=1)[0].replace("/", "-")
     mine.mkdir()
     (mine / "kustomization.yaml").write_text(yaml.safe_dump(body))
@@ -60,16 +57,12 @@ def on_top(overlay: str, components: Iterable[str], folder: Path) -> list[Json]:
 
 
 def test_overlays_with_all_components_share_no_name() -> None:
-    assert_apart(
-        {
-            overlay: [
-                *render(overlay, *(name for name in missing(overlay) if name != "openshift-rollout")),
-                *render(f"{overlay}/rollout", "openshift-rollout"),
-                *render(f"{overlay}/admission-policy"),
-            ]
-            for overlay in OVERLAYS
-        }
-    )
+    rendered = {}
+    for overlay in OVERLAYS:
+        alone = render(overlay, *(name for name in missing(overlay) if name != "openshift-rollout"))
+        beside = [*render(f"{overlay}/rollout", "openshift-rollout"), *render(f"{overlay}/admission-policy")]
+        rendered[overlay] = [*alone, *beside]
+    assert_apart(rendered)
 
 
 @pytest.mark.submission
@@ -89,9 +82,7 @@ def test_overlays_of_ones_own_with_all_components_share_no_name(tmp_path: Path) 
 
 @pytest.mark.shares(3)
 @pytest.mark.submission
-@pytest.mark.parametrize(
-    ("overlay", "further"), SETS + FLEETS + SPACES, ids=lambda part: "+".join(part) if part else ""
-)
+@pytest.mark.parametrize(("overlay", "further"), SETS + FLEETS + SPACES, ids=shown)
 def test_what_the_tests_render_is_what_kubectl_renders(overlay: str, further: tuple[str, ...], tmp_path: Path) -> None:
     vendor = overlay.partition("/")[0]
     # A component takes the namespace from the account of the vendor's overlay, so that one comes with it.

@@ -35,6 +35,11 @@ FLEETS: list[tuple[str, tuple[str, ...]]] = [
 SPACES: list[tuple[str, tuple[str, ...]]] = [(name, ()) for name in (*NAMESPACES, *POLICIES)]
 
 
+def shown(part: object) -> str:
+    """A part of a case, in its name."""
+    return "+".join(part) if isinstance(part, tuple) else str(part)
+
+
 def kubectl() -> str:
     """A kubectl whose kustomize knows components; skips where there is none."""
     try:
