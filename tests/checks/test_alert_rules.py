@@ -18,7 +18,7 @@ UNIT_TESTS = Path(__file__).parents[1] / "support/deploy/alert-tests.yaml"
 ALERTS = {rule["alert"] for group in RULES["groups"] for rule in group["rules"]}
 
 
-def promtool(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def promtool(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [tool("promtool"), *words]
     return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=BOUND_S, check=False)
 
@@ -26,15 +26,14 @@ def promtool(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def unit_tested(folder: Path, rules: str) -> subprocess.CompletedProcess[str]:
     (folder / "rules.yaml").write_text(rules)
     shutil.copy(UNIT_TESTS, folder / "tests.yaml")
-    return promtool("test", "rules", "tests.yaml", cwd=folder)
+    return promtool(folder, "test", "rules", "tests.yaml")
 
 
 def test_promtool_understands_the_rules_and_they_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
-    done = promtool("check", "rules", "rules.yaml", cwd=COMPONENT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"SUCCESS: {len(ALERTS)} rules found" in done.stdout
-    done = unit_tested(tmp_path, (COMPONENT / "rules.yaml").read_text())
-    assert done.returncode == 0, done.stdout + done.stderr
+    checked = promtool(COMPONENT, "check", "rules", "rules.yaml")
+    assert f"SUCCESS: {len(ALERTS)} rules found" in checked.stdout
+    for done in (checked, unit_tested(tmp_path, (COMPONENT / "rules.yaml").read_text())):
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:

@@ -63,11 +63,8 @@ def test_a_page_keeps_its_limit_of_words(page: str, limit: int) -> None:
 
 def test_the_table_of_recoveries_has_the_steps_and_the_reset_of_each_profile() -> None:
     text = (DOCS / "recovery.md").read_text(encoding="utf-8")
-    rows = {
-        row[0]: row[1:]
-        for row in re.findall(r"^\| (\w+) \| (.+?) \| (yes|no) \| (yes|no) \| .+ \|$", text, re.MULTILINE)
-    }
-    wanted = {}
+    found = re.findall(r"^\| (\w+) \| (.+?) \| (yes|no) \| (yes|no) \| .+ \|$", text, re.MULTILINE)
+    rows, wanted = {name: tuple(row) for name, *row in found}, {}
     for name, profile in builtin().items():
         reset, probe = profile.reset, profile.probe
         tool = (reset.tool if reset is not None else "") or (probe.tool if probe is not None else "")
@@ -130,8 +127,7 @@ def test_every_test_that_the_threat_model_names_exists() -> None:
     assert len(named) > 8
     assert named <= {path.name for path in TESTS.rglob("test_*.py")}
     for path in ("tests/assurance/fuzz", "scripts/fuzz"):
-        assert f"`{path}`" in text
-        assert (ROOT / path).exists()
+        assert (f"`{path}`" in text, (ROOT / path).exists()) == (True, True)
 
 
 def test_the_node_tiers_table_has_every_action_and_each_is_measured_by_one_test() -> None:

@@ -70,23 +70,20 @@ def test_the_pictures_have_every_step_state_guard_and_act() -> None:
     assert drawn == {kind.__name__ for kind in typing.get_args(AnyStep)}
     assert {order.decision for order in plan_picture.orders()} == set(Decision)
     assert set(health_picture.acts()) == set(HealthState)
-    assert {act for found in health_picture.acts().values() for act in found} == set(MarkChange)
-    assert len(reboot_picture.seen().by_guard) == len(GUARDS)
-    acts = {act for found in reboot_picture.seen().by_guard.values() for act in found}
-    assert acts == set(RebootAct)
-    assert set(re.findall(r"^    (\w+): ", reboot_picture.picture(), re.MULTILINE)) == {
-        act.name.lower() for act in set(RebootAct) - ASKS
-    }
+    assert set().union(*health_picture.acts().values()) == set(MarkChange)
+    by_guard = reboot_picture.seen().by_guard
+    assert len(by_guard) == len(GUARDS)
+    assert set().union(*by_guard.values()) == set(RebootAct)
+    names = set(re.findall(r"^    (\w+): ", reboot_picture.picture(), re.MULTILINE))
+    assert names == {act.name.lower() for act in set(RebootAct) - ASKS}
 
 
 @pytest.mark.submission
 def test_the_tables_of_the_rollout_have_every_case_guard_place_and_phase() -> None:
     seen = fleet_picture.seen()
-    assert len(seen.places) == len(PHASE_CASES)
-    assert len(seen.cases) == len(JUDGE_CASES)
-    assert len(seen.obstacles) == len(FOREIGN) + len(UNFIT)
-    assert len(seen.holds) == len(holds.HOLD_GUARDS)
-    assert len(seen.phases) == len(OUTLOOK_GUARDS)
+    asked = (PHASE_CASES, JUDGE_CASES, (*FOREIGN, *UNFIT), holds.HOLD_GUARDS, OUTLOOK_GUARDS)
+    tables = (seen.places, seen.cases, seen.obstacles, seen.holds, seen.phases)
+    assert [len(found) for found in tables] == [len(guards) for guards in asked]
     assert {place for found in seen.places.values() for place in found} == {place.value for place in NodePhase}
     phases = {result.split(":")[0] for found in seen.phases.values() for result in found}
     assert phases == {phase.value for phase in Phase}

@@ -95,9 +95,8 @@ TAKES_OBSERVATIONS = {
 
 @functools.cache
 def texts() -> dict[str, str]:
-    return {
-        path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))
-    }
+    files = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
+    return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
 
 
 @functools.cache
@@ -161,12 +160,9 @@ def test_a_room_imports_only_rooms_above_it_in_the_table() -> None:
 
 
 def test_protocols_and_adapters_import_only_protocols_of_the_core() -> None:
-    wrong = {
-        name: {one for one in own_modules(text) if one.startswith("core/") and not one.endswith("__init__.py")} - PORTS
-        for name, text in texts().items()
-        if name in PORTS or name.startswith("adapters/")
-    }
-    assert not {name: found for name, found in wrong.items() if found}
+    core = {name for name in texts() if name.startswith("core/") and not name.endswith("__init__.py")}
+    bound = {name: text for name, text in texts().items() if name in PORTS or name.startswith("adapters/")}
+    assert {name: wrong for name, text in bound.items() if (wrong := own_modules(text) & core - PORTS)} == {}
 
 
 def test_no_circle_of_imports() -> None:
@@ -202,9 +198,8 @@ def test_third_party_packages_processes_and_sockets_are_outside_of_the_core() ->
 
 
 def test_only_the_edge_imports_the_edge() -> None:
-    assert not [
-        name for name, text in texts().items() if room_of(name) not in EDGE and own_rooms(text) & {"cli", "sandbox"}
-    ]
+    inner = {name: text for name, text in texts().items() if room_of(name) not in EDGE}
+    assert [name for name, text in inner.items() if own_rooms(text) & {"cli", "sandbox"}] == []
 
 
 def takers(*kinds: str) -> set[str]:
@@ -293,9 +288,8 @@ def vendors_in(code: str) -> set[str]:
     nodes = (node for node in ast.walk(tree_of(code)) if id(node) not in docstrings)
     found = [getattr(node, field, None) for node in nodes for field in fields]
     words = "\n".join(text for text in found if isinstance(text, str)).lower()
-    return {
-        one for one in VENDOR_WORDS if one in words and re.search(rf"(?<![a-z]){re.escape(one)}(?![a-z0-9])", words)
-    }
+    there = {one for one in VENDOR_WORDS if one in words}
+    return {one for one in there if re.search(rf"(?<![a-z]){re.escape(one)}(?![a-z0-9])", words)}
 
 
 @pytest.mark.submission

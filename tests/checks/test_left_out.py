@@ -33,20 +33,15 @@ NEVER_CALLED = {
 
 def is_left_out(path: str) -> bool:
     """Whether the list names this path (relative to site-packages, without .py) or a folder above it."""
-    parts = path.split("/")
-    return any(
-        fnmatchcase("/".join(parts[: pattern.count("/") + 1]), pattern) for pattern in PATTERNS if "." not in pattern
-    )
+    parts, folders = path.split("/"), [pattern for pattern in PATTERNS if "." not in pattern]
+    return any(fnmatchcase("/".join(parts[: pattern.count("/") + 1]), pattern) for pattern in folders)
 
 
 def source(module: str) -> Path | None:
     """The file of a module of ours or of site-packages; None for one of the standard library, and in binary form."""
-    for root in (OWN.parent, SITE_PACKAGES):
-        base = root.joinpath(*module.split("."))
-        for file in (base / "__init__.py", base.with_suffix(".py")):
-            if file.exists():
-                return file
-    return None
+    bases = [root.joinpath(*module.split(".")) for root in (OWN.parent, SITE_PACKAGES)]
+    files = (file for base in bases for file in (base / "__init__.py", base.with_suffix(".py")))
+    return next((file for file in files if file.exists()), None)
 
 
 def imported(tree: ast.AST, package: str) -> Iterator[str]:
@@ -93,8 +88,7 @@ def leading(modules: Iterable[str]) -> set[tuple[str, str]]:
     """Who of `modules` would import something left out, and what."""
     names = exported()
     led: set[tuple[str, str]] = set()
-    for module in modules:
-        file = source(module)
+    for module, file in ((module, source(module)) for module in modules):
         if file is None:
             continue
         tree = ast.parse(file.read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.support.deploy.vapcheck import Sender, compiled, reviewed, update, wr
 
 PROFILES = builtin()
 NODE, OTHER = "n1", "n2"
+BARE: Json = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
 ADMIN = Sender("kubernetes-admin")
 PROBLEM_DETECTOR = Sender("system:serviceaccount:kube-system:node-problem-detector")
 KUBELET, OTHER_KUBELET = Sender(f"system:node:{NODE}"), Sender(f"system:node:{OTHER}")
@@ -63,26 +65,18 @@ def joined(*changes: Change) -> Change:
 
 def a_node(vendor: str) -> Json:
     """A Node that has every key of the vendor."""
-    keys = sorted(PROFILES[vendor].keys.names)
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {
-            "name": NODE,
-            "uid": "u",
-            "labels": {"kubernetes.io/hostname": NODE, **dict.fromkeys(keys, "old")},
-            "annotations": {"node.alpha.kubernetes.io/ttl": "0", **dict.fromkeys(keys, "old")},
-        },
-        "spec": {"providerID": "cloud:///n1", "taints": [{"key": "a", "effect": "NoSchedule"}]},
-        "status": {"conditions": [READY]},
-    }
+    old = dict.fromkeys(sorted(PROFILES[vendor].keys.names), "old")
+    notes = {"node.alpha.kubernetes.io/ttl": "0", **old}
+    metadata = {"name": NODE, "uid": "u", "labels": {"kubernetes.io/hostname": NODE, **old}, "annotations": notes}
+    spec = {"providerID": "cloud:///n1", "taints": [{"key": "a", "effect": "NoSchedule"}]}
+    return {**BARE, "metadata": metadata, "spec": spec, "status": {"conditions": [READY]}}
 
 
 def honest() -> Iterator[tuple[str, str, Sender, Change]]:
     """Vendor, what it is, who sends it, and the change."""
     for vendor in OVERLAYS:
         keys, deploy = PROFILES[vendor].keys, PROFILES[vendor].deploy
-        run, by_hand = account(vendor), account(vendor)
+        run, unbound = account(vendor), account(vendor, "driver-rollout", "")
         switches = [f"{deploy.prefix}device-plugin", deploy.driver_key] if deploy.prefix else []
         pauses = [label(key, "paused") for key in (*switches, *deploy.on_unless_false, *sorted(deploy.last_keys))]
         taken = joined(*pauses, label(keys.state, "upgrading"), note(keys.journal), note(keys.cordon), cordon())
@@ -90,7 +84,6 @@ def honest() -> Iterator[tuple[str, str, Sender, Change]]:
         released = joined(note(keys.journal, None), note(keys.cordon, None), shown, cordon(False))
         yield vendor, "acquire", run, taken
         yield vendor, "release", run, released
-        yield vendor, "restore with a token by hand", by_hand, released
         yield vendor, "restore by an administrator", ADMIN, released
         yield vendor, "a wedge", run, shown
         yield vendor, "the first condition", run, conditions(READY, {"type": keys.condition, "status": "True"})
@@ -100,9 +93,8 @@ def honest() -> Iterator[tuple[str, str, Sender, Change]]:
         yield vendor, "a recovery is over", run, joined(note(keys.recovery, None), note(keys.approve_recovery, None))
         yield vendor, "a recovery is approved", ADMIN, note(keys.approve_recovery)
         if keys.upgrade_requested:
-            consumer = account(vendor, "driver-rollout", "")
             yield vendor, "the operator is asked", run, note(keys.upgrade_requested)
-            yield vendor, "a retry is consumed", consumer, note(keys.upgrade_requested, None)
+            yield vendor, "a retry is consumed", unbound, note(keys.upgrade_requested, None)
         if keys.safe_load:
             yield vendor, "safe load", run, note(keys.safe_load)
         rollout = account(vendor, "driver-rollout", OTHER)
@@ -118,9 +110,8 @@ def honest() -> Iterator[tuple[str, str, Sender, Change]]:
         yield vendor, "the grant", rebooter, joined(grant, note(keys.cordon, "reboot"), cordon())
         ended = joined(note(keys.pre_reboot_boot_id, None), note(keys.reboot_in_progress, None), cordon(False))
         yield vendor, "the end of a reboot", rebooter, ended
-        service = joined(note(keys.recovery), note(keys.approve_recovery, None))
-        yield vendor, "no reboot of a recovery is left", rebooter, service
-        yield vendor, "the rollout approves", account(vendor, "driver-rollout", ""), note(keys.approve_reboot)
+        yield vendor, "no reboot of a recovery is left", rebooter, begun
+        yield vendor, "the rollout approves", unbound, note(keys.approve_reboot)
         for other in (ADMIN, PROBLEM_DETECTOR, KUBELET, OTHER_KUBELET):
             change = joined(label("a.example/b"), note("a.example/b"), note(keys.mute_until), cordon())
             yield vendor, f"{other.name} and keys of others", other, change
@@ -151,9 +142,8 @@ def forged() -> Iterator[tuple[str, str, Sender, Change, str]]:
         keys = profile.keys
         run, rebooter = account(vendor), account(vendor, "driver-rebooter")
         rollout = account(vendor, "driver-rollout", "")
-        for sender in (run, rebooter, rollout):
-            for what, change in FOREIGN:
-                yield vendor, f"{what}, by {sender.name}", sender, change, "this account cannot change"
+        for sender, (what, change) in itertools.product((run, rebooter, rollout), FOREIGN):
+            yield vendor, f"{what}, by {sender.name}", sender, change, "this account cannot change"
         outcome = note(keys.cordon)
         by_kubectl = "kubectl create token --bound-object-kind=Pod"
         for name in ("driver", "driver-rebooter"):
@@ -170,14 +160,11 @@ def forged() -> Iterator[tuple[str, str, Sender, Change, str]]:
         yield vendor, "the rebooter and a journal", rebooter, note(keys.journal), "annotations: "
         for key in (keys.recovery, keys.approve_recovery):
             yield vendor, f"the rollout and {key}", rollout, note(key), "annotations: "
-        yield vendor, "a run and the slots of a Lease", run, note(keys.recovery_slots), "annotations: "
-        yield vendor, "a run and the rollout's record", run, note(keys.rollout), "annotations: "
-        yield vendor, "a run and the mute", run, note(keys.mute_until), "annotations: "
-        other = OVERLAYS[OVERLAYS.index(vendor) - 1]
-        yield vendor, f"a run and a journal of {other}", run, note(PROFILES[other].keys.journal), "annotations: "
+        others = PROFILES[OVERLAYS[OVERLAYS.index(vendor) - 1]].keys.journal
+        for key in filter(None, (keys.recovery_slots, keys.rollout, keys.mute_until, others, keys.reboot_in_progress)):
+            yield vendor, f"a run and {key}", run, note(key), "annotations: "
         if keys.approve_reboot:
             yield vendor, "a run approves its reboot", run, note(keys.approve_reboot, "true"), "annotations: "
-            yield vendor, "a run grants its reboot", run, note(keys.reboot_in_progress), "annotations: "
         # vapcheck asks the authorizer at most five times a second.
         namesake = Sender(f"system:serviceaccount:tenant:{vendor}-driver", NODE)
         senders = (PROBLEM_DETECTOR, KUBELET, OTHER_KUBELET, namesake, rollout)
@@ -259,8 +246,7 @@ def test_every_forged_patch_is_denied_with_its_reason(
 def test_a_key_that_does_not_change_is_never_denied(policies: Path) -> None:
     senders = (account("ascend"), account("ascend", "driver-rollout", ""), PROBLEM_DETECTOR, KUBELET, OTHER_KUBELET)
     asked = [review("ascend", sender, {}, subresource) for sender in senders for subresource in ("", "status")]
-    bare: Json = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
-    asked += [update(sender, bare, bare) for sender in senders]
+    asked += [update(sender, BARE, BARE) for sender in senders]
     assert set(reviewed(policies, asked, may)) == {""}
 
 

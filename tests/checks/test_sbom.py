@@ -87,7 +87,7 @@ def test_what_no_lock_names_so_is_refused(root: Path, name: str, version: str, s
 
 
 def test_an_image_without_the_program_is_refused(root: Path) -> None:
-    for path in root.glob(f"{sbom.SITE_PACKAGES}/driver_manager-*/METADATA"):
-        path.unlink()
+    (program,) = root.glob(f"{sbom.SITE_PACKAGES}/driver_manager-*/METADATA")
+    program.unlink()
     with pytest.raises(ValueError, match="driver-manager is not in"):
         sbom.bill(root, LOCKS, EPOCH_S)

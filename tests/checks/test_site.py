@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.docs.console import PAGES
-from tests.support.docs.markdown import DOCS, ROOT
+from tests.support.docs.markdown import DOCS
 from tests.support.docs.site import __main__ as site
 from tests.support.docs.site.__main__ import SiteError
 from tests.support.tiers import skip_or_fail
@@ -17,7 +17,8 @@ from tests.support.tiers import skip_or_fail
 pytestmark = pytest.mark.shares(3)
 
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
-README, GLOSSARY = ROOT / "README.md", DOCS / "glossary.md"
+GLOSSARY = DOCS / "glossary.md"
+PICTURE = "```mermaid\nsequenceDiagram\n    a->>b: one; two\n```"
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +46,7 @@ def test_the_site_has_every_page_and_asks_nobody_else_for_anything(npm: None, tm
     ("added", "said"),
     [
         ("[a](nowhere.md#b) [c](install.md#no-such-head)", "(?s)(?=.*page does not exist)(?=.*anchor does not exist)"),
-        (
-            "```mermaid\nsequenceDiagram\n    a->>b: one; two\n```",
-            r"glossary\.md: a picture \(sequenceDiagram\) cannot be drawn: Parse error",
-        ),
+        (PICTURE, r"glossary\.md: a picture \(sequenceDiagram\) cannot be drawn: Parse error"),
     ],
     ids=["link and anchor", "picture"],
 )
