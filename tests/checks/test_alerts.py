@@ -205,10 +205,7 @@ def recoveries(**ports: int) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A node on which all went wrong: wedged, held by a run that failed thrice, a reboot waits. And a stuck rollout.
-
-    Two more nodes have a recovery that waits, and one that has no step left.
-    """
+    """A node that is wedged, held, and waits for a reboot; a stuck rollout; recoveries that wait or have no step left."""
     tool("prometheus")
     folder = tmp_path_factory.mktemp("scraped")
     tree, port = AscendTree(folder), free_port()

@@ -44,10 +44,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Generator[ByHand, None, No
 
 
 def ran(node: ByHand, text: str) -> subprocess.CompletedProcess[str]:
-    """How bash ended that ran `text` in a checkout with what a debug pod has.
-
-    The host's tree stands for /host, and for the folder that holds a page's own profile.
-    """
+    """How bash ended that ran `text`, where the host's tree stands for /host and for the folder of a page's profile."""
     line = re.sub("(--profile-file |profile check )", rf"\1{node.tree.root}/", text)
     return subprocess.run(
         ["bash", "--norc", "--noprofile", "-c", line.replace("=/host/", f"={node.tree.root}/")],

@@ -1,6 +1,6 @@
-"""Owns the binaries that the tiers cluster and node are given: the control plane's, a kubelet, and single tools.
+"""Owns the binaries of the tiers cluster and node. `python -m tests.support.assets control-plane` prints their folder.
 
-As a program: `python -m tests.support.assets control-plane` (or `kubelet`) prints their folder. Standard library only.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Assets:
-    """A set of binaries.
-
-    `variable` names their folder, `built` is their folder in a checkout's build, and `archived` the one beside the
-    checkout with their archive and its SHA256SUMS.
-    """
+    """Binaries in the folder that `variable` names, in `built` of a checkout's build, or as an archive in `archived`."""
 
     what: str
     variable: str
@@ -36,10 +32,7 @@ class Assets:
     binaries: tuple[str, ...]
 
     def folder(self, checkout: Path = CHECKOUT) -> Path:
-        """The folder to use: the one that is named, else the checkout's, else the unpacked archive in the cache.
-
-        Raises TierError where there is none with all binaries.
-        """
+        """The folder that is named, else the checkout's, else the archive, unpacked in the cache. Raises TierError."""
         if named := os.environ.get(self.variable):
             if absent := self._absent(Path(named)):
                 raise TierError(f"{self.variable}={named} lacks {', '.join(absent)}")

@@ -1,7 +1,4 @@
-"""Reads Prometheus' text format, version 0.0.4 (prometheus.io, Exposition formats), and accepts nothing else.
-
-Must not import the product.
-"""
+"""Reads Prometheus' text format, version 0.0.4, and accepts nothing else. Must not import the product."""
 
 from __future__ import annotations
 

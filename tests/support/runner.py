@@ -1,9 +1,8 @@
 """Runs the parts of `scripts/test`, `--all` and `--release` beside each other and reports each part and the sum.
 
 A part is one process, mostly pytest, with a log in build/test. Parts of one lane run one after the other; lanes run at
-the same time, so that one part works while another one waits. `lanes` has the parts of each run.
-
-Standard library only, as it must say what the machine lacks before anything else runs.
+the same time, so that one part works while another one waits. `lanes` has the parts of each run. Standard library only,
+as it must say what the machine lacks before anything else runs.
 """
 
 from __future__ import annotations
@@ -53,10 +52,7 @@ PERCENT = re.compile(r"\[ *(\d+)%\]")
 
 @dataclass(frozen=True)
 class Part:
-    """One process of a run, and the tiers that it needs: pytest with `paths` and `options`, or else `argv`.
-
-    A negative `niceness` lets it go first, where the user is root.
-    """
+    """Pytest with `paths` and `options`, or else `argv`. A negative `niceness` lets it go first, where root runs it."""
 
     name: str
     paths: tuple[str, ...] = ()

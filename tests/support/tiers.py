@@ -1,7 +1,4 @@
-"""Owns what the tiers that make something before they run say of themselves as programs.
-
-Standard library only: `--check` works before anything is installed.
-"""
+"""What tiers say of themselves as programs. Standard library only: `--check` works before anything is installed."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ def skip_or_fail(reason: str) -> NoReturn:
 
 
 def answer(tier: str, lacking: Sequence[str], prepare: Callable[[], str]) -> int:
-    """What `python -m …` of the tier does with `--check` or `--prepare`: 0, or 1 with the reasons.
-
-    `lacking` is what the machine lacks; `prepare` makes what takes long, and says what it is.
-    """
+    """What `python -m …` of the tier does with `--check` or `--prepare`, which makes what takes long: 0, or 1."""
     parser = argparse.ArgumentParser(description=f"What the {tier} tier needs of this machine.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", action="store_true", help="report what the machine lacks")

@@ -224,10 +224,7 @@ def _wait(pid: int, timeout_s: float) -> int:
 
 
 def _fuzz(target: Target, output: int, folder: Path, runs: int, seconds: float, seed: int) -> None:
-    """The child's life. Leaves by the interpreter's own end: there libFuzzer saves the input of a finding.
-
-    What it writes is in `folder`, which others remove: libFuzzer runs nobody's clean-up.
-    """
+    """The child's life, to the interpreter's own end, where libFuzzer saves a finding. Others remove `folder`."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     atheris: Any = importlib.import_module("atheris")

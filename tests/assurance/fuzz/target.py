@@ -66,10 +66,7 @@ class TooSlowError(AssertionError):
 
 @dataclass(frozen=True)
 class Target:
-    """`run` reads foreign input; it may raise what is `allowed`, and nothing else. `seeds` are good inputs.
-
-    `runs` is how many executions the guided engine does of it in CI.
-    """
+    """`run` may raise what is `allowed`, and nothing else. `seeds` are good inputs, `runs` the guided engine's in CI."""
 
     name: str
     run: Callable[[bytes], None]

@@ -86,10 +86,7 @@ def _entries(catalogue: str, numbers: set[int]) -> set[str]:
 
 
 def changed_lines(checkout: Path, base: str) -> dict[str, set[int]]:
-    """By changed file below `checkout`, the numbers of the lines that are new since the commit `base`.
-
-    Changes that are not committed count too. A line that only moved is not new.
-    """
+    """By file, the numbers of the lines that are new since `base`, committed or not. A line that only moved is not."""
     options = ("--unified=0", "-M", "--no-ext-diff", "--dst-prefix=b/", "--color=always", "--color-moved=blocks")
     moved = "--color-moved-ws=allow-indentation-change"
     changed: dict[str, set[int]] = {}
@@ -114,10 +111,7 @@ def try_in_time(
     end: float,
     now: Callable[[], float] = time.monotonic,
 ) -> tuple[list[Verdict], list[Mutant]]:
-    """Begin as many as fit before `end`, `jobs` at a time: the verdicts on them, and those that were not begun.
-
-    One fits if the longest that was killed so far would end in time.
-    """
+    """Begin those before whose `end` the longest that was killed so far would end: the verdicts, and what is left."""
     longest = 0.0
     waiting, running, ended = list(mutants), set[Future[Verdict]](), list[Verdict]()
     while True:

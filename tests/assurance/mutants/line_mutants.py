@@ -148,10 +148,7 @@ class _Places:
 
 
 def unit_tests_of(checkout: Path, path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The files of unit tests that import a module most directly, and the next that depend on it, below tests/.
-
-    Those come first that are named after the module, then those that import little else.
-    """
+    """The unit tests that import a module most directly, its namesakes first, and the next that depend on it."""
     importers, sizes = _importers(checkout)
     stem, reached, seen, levels = Path(path).stem, {f"{PACKAGE}/{path}"}, set[str](), list[list[str]]()
     while reached:

@@ -1,7 +1,4 @@
-"""Owns how rendered objects come to an API server: server-side apply, which refuses fields that it does not know.
-
-Must not import the product.
-"""
+"""Server-side apply of rendered objects, which refuses fields that it does not know. Must not import the product."""
 
 from __future__ import annotations
 

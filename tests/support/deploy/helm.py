@@ -1,7 +1,4 @@
-"""Owns Helm in tests: the library that its own code is in, fetched by its lock into build/helm on first use.
-
-Must not import the product.
-"""
+"""Owns Helm in tests: its own library, fetched by its lock into build/helm. Must not import the product."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Owns a real Prometheus for tests: it scrapes what it is told on loopback, and has the shipped alerts.
-
-Must not import the product.
-"""
+"""Owns a real Prometheus for tests, which scrapes loopback and has the shipped alerts. Must not import the product."""
 
 from __future__ import annotations
 

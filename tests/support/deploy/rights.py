@@ -1,7 +1,4 @@
-"""Owns how one shipped right is taken away from a service account, and who a token of that account stands for.
-
-Must not import the product.
-"""
+"""Takes one shipped right away from a service account, and makes its tokens. Must not import the product."""
 
 from __future__ import annotations
 

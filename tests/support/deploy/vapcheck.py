@@ -124,10 +124,7 @@ _ATTRIBUTES = {1: "namespace", 2: "verb", 3: "group", 4: "version", 5: "resource
 
 
 def _asked(body: bytes) -> tuple[str, Json]:
-    """User and resource attributes of a SubjectAccessReview, which client-go sends as protobuf.
-
-    The numbers of the fields are those of k8s.io/api/authorization/v1/generated.proto and of runtime.Unknown.
-    """
+    """User and attributes of a SubjectAccessReview in protobuf (authorization/v1/generated.proto, runtime.Unknown)."""
     spec = _fields(_fields(_fields(body.removeprefix(b"k8s\0"))[2])[2])
     asked = _fields(spec[1])
     return spec[3].decode(), {name: asked.get(number, b"").decode() for number, name in _ATTRIBUTES.items()}

@@ -56,10 +56,7 @@ DRAWN = (
 
 @dataclass(frozen=True)
 class Order:
-    """The steps of one decision in an order that every plan keeps; `always` are those that every plan with steps has.
-
-    A step that may come at two places of a plan is here twice, with what tells them apart.
-    """
+    """The steps of one decision in an order that every plan keeps; `always` are those that every plan with steps has."""
 
     strategy: Strategy
     decision: Decision

@@ -1,7 +1,4 @@
-"""What the spec of a DriverRollout takes, field by field, for its definition and the reference.
-
-Types, bounds and defaults are those of RolloutPolicy; meanings and examples are here.
-"""
+"""What the spec of a DriverRollout takes: meanings and examples; types, bounds and defaults are RolloutPolicy's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the status of a DriverRollout shows, field by field: for its definition and for the reference.
-
-`driver_manager.domain.fleet.status` writes it; a test holds the two together.
-"""
+"""What the status of a DriverRollout shows. `domain.fleet.status` writes it; a test holds the two together."""
 
 from __future__ import annotations
 

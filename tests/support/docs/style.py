@@ -104,10 +104,7 @@ def waiting() -> dict[str, int]:
 
 
 def texts_of(path: str, source: str) -> Iterator[Text]:
-    """The texts of a file. Of Python, all comments, docstrings, and strings of two words or more.
-
-    The parts of an f-string are one text, in which each value is `{}`.
-    """
+    """Of Python, all comments, docstrings, and strings of two words or more, with `{}` for the values of an f-string."""
     if path.endswith(".md"):
         yield Text(path, 1, source)
     elif not path.endswith(".py"):

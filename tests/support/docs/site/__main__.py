@@ -1,7 +1,4 @@
-"""Builds the site of README.md and docs/ in build/site: `scripts/site`.
-
-Owns how pages become those of the site, where mermaid comes from, and that nothing of the site leads outside by itself.
-"""
+"""`scripts/site`: builds the site of README.md and docs/ in build/site, of which nothing leads outside by itself."""
 
 from __future__ import annotations
 
@@ -44,10 +41,7 @@ class SiteError(Exception):
 
 
 def linked(page: Path, text: str) -> str:
-    """The text of a page with its links as they are in the site.
-
-    README.md is the first page. What is not in the site, such as a folder of the repository, is named without a link.
-    """
+    """The text of a page with its links as they are in the site; what is not in the site is named without a link."""
     names = {one.resolve(): "index.md" if one.parent == ROOT else one.name for one in PAGES}
 
     def replaced(found: re.Match[str]) -> str:
