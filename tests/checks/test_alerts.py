@@ -205,7 +205,7 @@ def recoveries(**ports: int) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A node that is wedged, held, and waits for a reboot; a stuck rollout; recoveries that wait or have no step left."""
+    """A node that is wedged, held, and waits for a reboot; a stuck rollout; recoveries that wait or have no step."""
     tool("prometheus")
     folder = tmp_path_factory.mktemp("scraped")
     tree, port = AscendTree(folder), free_port()

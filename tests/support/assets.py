@@ -23,7 +23,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Assets:
-    """Binaries in the folder that `variable` names, in `built` of a checkout's build, or as an archive in `archived`."""
+    """Binaries in the folder that `variable` names, in `built` of a checkout, or as an archive in `archived`."""
 
     what: str
     variable: str

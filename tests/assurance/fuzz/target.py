@@ -66,7 +66,7 @@ class TooSlowError(AssertionError):
 
 @dataclass(frozen=True)
 class Target:
-    """`run` may raise what is `allowed`, and nothing else. `seeds` are good inputs, `runs` the guided engine's in CI."""
+    """`run` may raise only what is `allowed`. `seeds` are good inputs, `runs` those of the guided engine in CI."""
 
     name: str
     run: Callable[[bytes], None]

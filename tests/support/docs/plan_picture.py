@@ -56,7 +56,7 @@ DRAWN = (
 
 @dataclass(frozen=True)
 class Order:
-    """The steps of one decision in an order that every plan keeps; `always` are those that every plan with steps has."""
+    """Steps of one decision in an order that every plan keeps; `always` are those that every plan with steps has."""
 
     strategy: Strategy
     decision: Decision

@@ -104,7 +104,7 @@ def waiting() -> dict[str, int]:
 
 
 def texts_of(path: str, source: str) -> Iterator[Text]:
-    """Of Python, all comments, docstrings, and strings of two words or more, with `{}` for the values of an f-string."""
+    """Of Python, comments, docstrings, and strings of two words or more, with `{}` for the values of an f-string."""
     if path.endswith(".md"):
         yield Text(path, 1, source)
     elif not path.endswith(".py"):
