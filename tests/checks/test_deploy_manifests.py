@@ -113,24 +113,15 @@ def test_an_overlay_is_its_profiles(overlay: str) -> None:
     by_name = containers_of(template)
     profiles = {name: env(one).get("DRIVER_PROFILE") for name, one in by_name.items()}
     assert profiles == {"k8s-driver-manager": overlay, "health-watch": overlay, "driver": None}
-    driver = env(by_name["driver"])
-    assert driver["DRIVER_ROOT"] == profile.paths.driver_root
+    driver, paths = env(by_name["driver"]), profile.paths
+    given = (driver["DRIVER_ROOT"], driver["STATE_FILE"], driver.get("READY_MARKER", ""))
+    assert given == (paths.driver_root, paths.state_file, paths.ready_marker)
     assert driver["DRIVER_MODULE"] in profile.modules.roots
     assert driver.get("DRIVER_MODULES", "").split() in ([], list(profile.modules.order))
-    assert driver["STATE_FILE"] == profile.paths.state_file
-    assert driver.get("READY_MARKER", "") == profile.paths.ready_marker
     assert digests(template) == {"k8s-driver-manager": "sample-2.0.1", "driver": "sample-2.0.1"}
     assert json.dumps(template).count("sample-2.0.1") == 1, "the digest is written in one place"
     images = {one["image"] for one in by_name.values()}
     assert images == {f"driver-manager:{IMAGE_TAG}", f"driver-manager-sample-driver:{IMAGE_TAG}"}
-
-
-def writable(spec: Json, container: Json) -> list[str]:
-    """Folders of the host that the container can write below the same path."""
-    paths = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
-    mounts = [one for one in container["volumeMounts"] if not one.get("readOnly") and one["name"] in paths]
-    assert all(paths[one["name"]] == one["mountPath"] for one in mounts)
-    return [one["mountPath"] for one in mounts]
 
 
 @each_overlay
@@ -146,10 +137,13 @@ def test_each_container_can_write_what_it_writes_and_sees_the_rest_read_only(ove
     }
     beside = f"{overlay}/rebooter"  # where the overlay does not contain it
     for template in templates([*render(overlay), *(render(beside) if beside in REBOOTERS else [])]):
+        hosts = {one["name"]: one["hostPath"]["path"] for one in template["spec"]["volumes"] if "hostPath" in one}
         for name, container in containers_of(template).items():
             if name != "driver":
-                folders = tuple(f"{folder}/" for folder in writable(template["spec"], container))
+                mounts = [one for one in container["volumeMounts"] if not one.get("readOnly") and one["name"] in hosts]
+                assert all(hosts[one["name"]] == one["mountPath"] for one in mounts)
                 needed = {path for path in (*written[name], paths.reboot_marker) if path}
+                folders = tuple(f"{one['mountPath']}/" for one in mounts)
                 assert not [path for path in needed if not path.startswith(folders)], name
                 (host,) = [one for one in container["volumeMounts"] if one["mountPath"] == "/host"]
                 assert (host["readOnly"], host["mountPropagation"]) == (True, "HostToContainer")
@@ -216,28 +210,23 @@ LOOP_START_S = 120
 """Seconds in which a container of a slow node starts its loop."""
 
 
-def is_understood(container: Json) -> bool:
-    """True if the container's command line is one of ours, and its ports are those of its addresses."""
-    words: list[str] = [*container["command"], *container.get("args", [])]
-    assert words.pop(0) == "driver-manager"
-    command: click.Command | None = cli
-    while isinstance(command, click.Group):
-        command = command.get_command(click.Context(command), words.pop(0))
-    assert command is not None, container["args"]
-    given = command.make_context(str(command.name), words).params
-    address = given.get("metrics_addr") or env(container).get(settings.ROLLOUT_STATUS_ADDR.env)
-    ports = [one["containerPort"] for one in container.get("ports", [])]
-    return bool(ports == ([parse_address(address)[1]] if address else []))
-
-
 @pytest.mark.submission
 def test_every_command_line_and_every_variable_of_ours_is_understood() -> None:
     for overlay, further in SETS + FLEETS:
         for template in templates(render(overlay, *further)):
-            for name, container in containers_of(template).items():
-                if name != "driver":
-                    assert is_understood(container), (overlay, name)
-                    assert {one["name"] for one in container["env"]} <= KNOWN, (overlay, name)
+            ours = {name: one for name, one in containers_of(template).items() if name != "driver"}
+            for name, container in ours.items():
+                program, *words = [*container["command"], *container.get("args", [])]
+                assert program == "driver-manager"
+                command: click.Command | None = cli
+                while isinstance(command, click.Group):
+                    command = command.get_command(click.Context(command), words.pop(0))
+                assert command is not None, container["args"]
+                given = command.make_context(str(command.name), words).params
+                address = given.get("metrics_addr") or env(container).get(settings.ROLLOUT_STATUS_ADDR.env)
+                ports = [one["containerPort"] for one in container.get("ports", [])]
+                assert ports == ([parse_address(address)[1]] if address else []), (overlay, name)
+                assert {one["name"] for one in container["env"]} <= KNOWN, (overlay, name)
 
 
 def rights(roles: list[Json]) -> Iterator[tuple[Json, str, str, str]]:
@@ -373,11 +362,11 @@ def test_health_watch_has_the_consents_of_the_run(overlay: str) -> None:
 @each_overlay
 def test_the_recovery_component_is_for_profiles_with_more_than_a_reboot_and_brings_no_consent(overlay: str) -> None:
     assert (overlay in RECOVERING) is any(step is not RecoveryStep.REBOOT for step in PROFILES[overlay].recovery)
-    before, after = render(overlay), render(overlay, "recovery")
-    own, other = (containers_of(driver_pod(objects))["health-watch"]["env"] for objects in (before, after))
+    both = (render(overlay), render(overlay, "recovery"))
+    own, other = (containers_of(driver_pod(objects))["health-watch"]["env"] for objects in both)
     namespace = {"fieldRef": {"fieldPath": "metadata.namespace"}}
-    wanted: list[Json] = [{"name": settings.AUTO_RECOVER.env, "value": ""}]
-    wanted += [{"name": settings.OPERATOR_NAMESPACE.env, "valueFrom": namespace}]
+    consent = {"name": settings.AUTO_RECOVER.env, "value": ""}
+    wanted = [consent, {"name": settings.OPERATOR_NAMESPACE.env, "valueFrom": namespace}]
     assert [one for one in other if one not in own] == wanted
     assert parse_steps("") == frozenset()
 
@@ -402,9 +391,9 @@ def test_the_controller_of_rollouts_fits_its_profile_and_has_nothing_of_a_host(o
     (binding,) = [one for one in objects if one["metadata"]["name"].endswith("-driver-rollout-scc")]
     assert binding["roleRef"]["name"] == "system:openshift:scc:nonroot-v2"
     assert [subject["name"] for subject in binding["subjects"]] == [spec["serviceAccountName"]]
-    assert spec["securityContext"]["runAsNonRoot"]
-    assert spec["securityContext"]["runAsUser"] > 0
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    context = spec["securityContext"]
+    assert (context["runAsNonRoot"], context["runAsUser"] > 0) == (True, True)
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
     own = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     assert container["securityContext"] == own
     assert volume_kinds(spec) <= {"projected", "emptyDir", "configMap"}

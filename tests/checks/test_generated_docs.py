@@ -24,14 +24,13 @@ from driver_manager.profiles import builtin
 from tests.support.docs import (
     fleet_picture,
     health_picture,
-    markdown,
     pictures,
     plan_picture,
     profile_keys,
     reboot_picture,
     reference,
 )
-from tests.support.docs.markdown import DOCS, Drift
+from tests.support.docs.markdown import DOCS, Drift, check, with_block
 
 
 @pytest.mark.shares(3)
@@ -39,14 +38,14 @@ from tests.support.docs.markdown import DOCS, Drift
     "make", [reference.pages, pytest.param(pictures.pages, marks=pytest.mark.submission)], ids=["reference", "pictures"]
 )
 def test_the_pages_say_what_the_code_says(make: typing.Callable[[], typing.Mapping[Path, str]]) -> None:
-    markdown.check(make())
+    check(make())
 
 
 def test_a_page_that_says_something_else_or_lacks_the_marks_is_an_error() -> None:
     with pytest.raises(Drift, match=r"docs/reference\.md"):
-        markdown.check({DOCS / "reference.md": "x"})
+        check({DOCS / "reference.md": "x"})
     with pytest.raises(Drift, match="lacks the marks"):
-        markdown.with_block("# Page\n", "scripts/reference", "x")
+        with_block("# Page\n", "scripts/reference", "x")
 
 
 def test_steps_in_an_order_that_no_plan_may_have_are_noticed() -> None:
@@ -92,7 +91,7 @@ def test_the_tables_of_the_rollout_have_every_case_guard_place_and_phase() -> No
 
 
 def test_the_reference_has_every_option_event_key_and_path() -> None:
-    text = reference.pages()[markdown.DOCS / "reference.md"]
+    text = reference.pages()[DOCS / "reference.md"]
     declared = [setting for _, group in settings.HEADINGS for setting in group]
     assert not [one for one in declared if f"`{one.env}`" not in text]
     typed = [one for one in declared if one.env not in settings.ONLY_VARIABLES]

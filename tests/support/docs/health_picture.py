@@ -5,26 +5,19 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from driver_manager.domain.health.watch import (
-    TRANSITIONS,
-    WRITER,
-    HealthState,
-    History,
-    MarkChange,
-    Surroundings,
-    mark_changes,
-)
+from driver_manager.domain.health import watch
+from driver_manager.domain.health.watch import HealthState, History, MarkChange, Surroundings
 from driver_manager.domain.host import RECOVERY, Marker
 from tests.support.docs.markdown import table
 
 BOOT = "boot-1"
-MARKERS = (None, *(Marker(RECOVERY, boot, writer=WRITER) for boot in (BOOT, "boot-0")), Marker("upgrade", BOOT))
+MARKERS = (None, *(Marker(RECOVERY, boot, writer=watch.WRITER) for boot in (BOOT, "boot-0")), Marker("upgrade", BOOT))
 
 
 def picture() -> str:
     """The transitions as a Mermaid state diagram; what leads to the same state shares an arrow."""
     lines = ["stateDiagram-v2", f"    [*] --> {HealthState.STARTING.value}"]
-    for state, found in TRANSITIONS.items():
+    for state, found in watch.TRANSITIONS.items():
         for target in HealthState:
             causes = [finding.value for finding, to in found.items() if to is target]
             if causes and target is not state:
@@ -42,7 +35,7 @@ def acts() -> dict[HealthState, list[MarkChange]]:
         history = History(state, failures=failures, is_muted_by_hand=by_hand)
         for values in itertools.product(*facts.values()):
             surroundings: Any = dict(zip(facts, values, strict=True))
-            found.setdefault(state, []).extend(mark_changes(history, Surroundings(BOOT, **surroundings)))
+            found.setdefault(state, []).extend(watch.mark_changes(history, Surroundings(BOOT, **surroundings)))
     return {state: [act for act in MarkChange if act in done] for state, done in found.items()}
 
 

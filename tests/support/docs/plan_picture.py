@@ -15,22 +15,14 @@ from driver_manager.domain import selectors
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.host import Holder, Host, Marker, Module, RebootWish, StagedSlot, StagedSlots
-from driver_manager.domain.node import Claim, Node, Pod, PodList
+from driver_manager.domain.node import Claim, Node, PodList
 from driver_manager.domain.observation import EvictionRules, Loader, Mode, Policy, Situation
 from driver_manager.domain.pci import Binding, PciBus, PciFunction
 from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.swap import steps as kinds
 from driver_manager.domain.swap.eviction import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import (
-    Decision,
-    PauseLast,
-    Plan,
-    PlanAgain,
-    RemoveArtifacts,
-    TakeNode,
-    WaitForCompletion,
-    WaitForOperands,
-)
+from driver_manager.domain.swap.steps import Decision, Plan, PlanAgain
 from tests.support.fakes import builders
 from tests.support.fakes.pci import VFIO_DRIVER, function
 
@@ -78,7 +70,7 @@ def mixture(dice: random.Random, profile: Profile) -> Situation:
         host=_host(dice, profile),
         node=_node(dice, profile),
         journal=dice.choice((None, None, builders.journal())),
-        own_pod=_own_pod(dice),
+        own_pod=dice.choice(OWN_PODS),
         **held,
     )
     policy = _policy(dice)
@@ -87,11 +79,8 @@ def mixture(dice: random.Random, profile: Profile) -> Situation:
     return builders.failed_before(now) if dice.random() < 0.3 else now
 
 
-def _own_pod(dice: random.Random) -> Pod | None:
-    vfio_manager = builders.pod("vfio", builders.key("vfio-manager"))
-    return dice.choice((None, builders.driver_pod(), builders.driver_pod(main_started=True), vfio_manager))
-
-
+VFIO_MANAGER = builders.pod("vfio", builders.key("vfio-manager"))
+OWN_PODS = (None, builders.driver_pod(), builders.driver_pod(main_started=True), VFIO_MANAGER)
 _WANTED = StagedSlot("driver.next", builders.NEW_DIGEST, "2.0")
 STAGED = (
     StagedSlots("/opt/driver", (StagedSlot("driver", "c"), _WANTED), wanted=_WANTED.name),
@@ -157,7 +146,7 @@ _PARENT = replace(_NATIVE, virtual_count=2)
 def _given(dice: random.Random, profile: Profile) -> Situation:
     """The same facts, for a run that gives the devices to virtual machines."""
     now = _with_devices(dice, mixture(dice, profile), ((), (_NATIVE, _GIVEN), (_PARENT,), (_BARE,), (_GIVEN,)))
-    obs = replace(now.obs, own_pod=builders.pod("vfio", builders.key("vfio-manager")))
+    obs = replace(now.obs, own_pod=VFIO_MANAGER)
     policy = replace(now.policy, mode=Mode.VFIO, loader=Loader.CONTAINER, safe_load=False, driver_pod_leaves=True)
     return replace(now, obs=obs, policy=policy)
 
@@ -197,11 +186,11 @@ def _names(decided: Plan, profile: Profile) -> tuple[str, ...]:
         match step:
             case PlanAgain():
                 continue
-            case TakeNode() if isinstance(following, WaitForCompletion):
+            case kinds.TakeNode() if isinstance(following, kinds.WaitForCompletion):
                 name += " to cordon it first"
-            case RemoveArtifacts(paths=(profile.paths.reboot_wish,)):
+            case kinds.RemoveArtifacts(paths=(profile.paths.reboot_wish,)):
                 name += " of the request to reboot"
-            case WaitForOperands() if before == PauseLast.__name__:
+            case kinds.WaitForOperands() if before == kinds.PauseLast.__name__:
                 name += " that leave last"
         if isinstance(following, PlanAgain):
             name += ", PlanAgain"

@@ -34,32 +34,28 @@ class EntryProgram:
         self.module = folder / "sys/module" / module_name
 
     def environment(self, **env: str) -> dict[str, str]:
-        given = {
-            "PATH": f"{self.folder}/bin:/usr/bin:/bin",
-            "DRIVER_TREE": str(self.folder / "tree"),
-            "DRIVER_ROOT": str(self.root),
-            "DRIVER_VERSION": "2.0.1",
-            "DRIVER_CONFIG_DIGEST": "new",
-            "STATE_FILE": str(self.state),
-            "READY_MARKER": str(self.marker),
-            "SYS_ROOT": str(self.folder / "sys"),
-        }
-        return {**given, **self.further, **env}
+        paths = {"DRIVER_TREE": self.folder / "tree", "DRIVER_ROOT": self.root, "SYS_ROOT": self.folder / "sys"}
+        paths |= {"STATE_FILE": self.state, "READY_MARKER": self.marker}
+        given = {"PATH": f"{self.folder}/bin:/usr/bin:/bin", "DRIVER_VERSION": "2.0.1", "DRIVER_CONFIG_DIGEST": "new"}
+        return {**given, **{name: str(path) for name, path in paths.items()}, **self.further, **env}
 
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        argv, environment = [self.script, *arguments], self.environment(**env)
-        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        argv, given = [self.script, *arguments], self.environment(**env)
+        return subprocess.run(argv, env=given, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
     def start(self, **env: str) -> subprocess.Popen[str]:
+        argv, given = [self.script], self.environment(**env)
         with (self.folder / "said").open("w") as said:
-            environment = self.environment(**env)
             # A session of its own: its sleep ends with it.
-            return subprocess.Popen([self.script], env=environment, stderr=said, text=True, start_new_session=True)
+            return subprocess.Popen(argv, env=given, stderr=said, text=True, start_new_session=True)
 
     def said(self) -> str:
         return (self.folder / "said").read_text()
 
-    def load(self, version: str) -> None:
+    def load(self, version: str, digest: str = "") -> None:
+        """This version is loaded, and recorded by its digest."""
+        if digest:
+            self.record(digest)
         self.module.mkdir(parents=True)
         (self.module / "initstate").write_text("live\n")
         (self.module / "version").write_text(f"{version}\n")
