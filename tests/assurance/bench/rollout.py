@@ -94,12 +94,10 @@ class BigFleet:
         return self.revision
 
     def status(self) -> Obj:
-        found, _ = self.store.list_objects(PLURAL)
-        return found[0].get("status") or {}
+        return self.store.list_objects(PLURAL)[0][0].get("status") or {}
 
     def counted(self, word: str) -> int:
-        found, _ = self.store.list_objects("nodes", labels=f"{PROFILE.keys.upgrade_state}={word}")
-        return len(found)
+        return len(self.store.list_objects("nodes", labels=f"{PROFILE.keys.upgrade_state}={word}")[0])
 
     def wait_for(self, phase: str, revision: str, limit_s: float) -> None:
         """Until the object says so. SystemExit where that takes longer."""
@@ -127,39 +125,29 @@ def big_fleet(folder: Path, size: int, *, heavy: bool, **spec: Any) -> Iterator[
         store.create("nodes", heavy_node(name) if heavy else slim_node(name))
     store.create("daemonsets", daemon_set(NAME, NAMESPACE, LABEL, template("1")))
     store.create(PLURAL, {"metadata": {"name": NAME, "namespace": NAMESPACE}, "spec": {"daemonSet": NAME, **spec}})
-    with (
-        ApiServer(store, tokens={TOKEN: "controller"}) as server,
-        Kubelet(store, start_s=0.1, stop_s=0.1),
-        DaemonSetController(store),
-    ):
+    served, kubelet = ApiServer(store, tokens={TOKEN: "controller"}), Kubelet(store, start_s=0.1, stop_s=0.1)
+    with served as server, kubelet, DaemonSetController(store):
         account = _behind_tls(server, folder)
+
+        def running() -> int:
+            return len(store.list_objects("pods", fields="status.phase=Running")[0])
+
         with store.changed:
-            if not store.changed.wait_for(lambda: _running(store) == size, 600):
-                raise SystemExit(f"only {_running(store)} of {size} pods run")
+            if not store.changed.wait_for(lambda: running() == size, 600):
+                raise SystemExit(f"only {running()} of {size} pods run")
         yield BigFleet(store, server, account)
-
-
-def _running(store: Store) -> int:
-    found, _ = store.list_objects("pods", fields="status.phase=Running")
-    return len(found)
 
 
 def _behind_tls(server: ApiServer, folder: Path) -> dict[str, str]:
     """The environment of a process in a pod, to which the server answers as any API server does."""
     authority = Authority(folder)
     authority.establish()
-    certificate, key = authority.sign("server")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    listening = server._http
-    listening.socket = context.wrap_socket(listening.socket, server_side=True)
+    context.load_cert_chain(*authority.sign("server"))
+    server._http.socket = context.wrap_socket(server._http.socket, server_side=True)
     (folder / "token").write_text(TOKEN)
-    return {
-        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-        "KUBERNETES_SERVICE_PORT": str(urlsplit(server.url).port),
-        "TEST_SERVICE_ACCOUNT": str(folder),
-        "PYTHONPATH": str(SITE),
-    }
+    address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(urlsplit(server.url).port)}
+    return {**address, "TEST_SERVICE_ACCOUNT": str(folder), "PYTHONPATH": str(SITE)}
 
 
 FEW = 20
@@ -258,8 +246,7 @@ def measure_decisions(size: int, times: int) -> list[float]:
     world = world_of(size)
     (rollout,) = world.rollouts()
     if rollout.policy is None or world.why_blind(rollout.policy):
-        why = rollout.policy and world.why_blind(rollout.policy)
-        raise SystemExit(f"nothing can be decided: {rollout.problems} {why}")
+        raise SystemExit(f"nothing can be decided: {rollout}")
     found = []
     for _ in range(times):
         begun_s = time.process_time()

@@ -54,12 +54,10 @@ def main(argv: list[str]) -> int:
 def _run(targets: list[Target], options: argparse.Namespace) -> int:
     findings = 0
     print(f"{'target':<18}{'runs':>10}{'runs/s':>9}{'cover':>7}{'seconds':>9}  findings")
+    seconds = BOUNDED_S if options.bounded else max(1.0, options.seconds / len(targets))
     for target in targets:
-        if options.bounded:
-            one = guided.campaign(target, runs=target.runs, seconds=BOUNDED_S, seed=1)
-        else:
-            seconds = max(1.0, options.seconds / len(targets))
-            one = guided.campaign(target, runs=-1, seconds=seconds, seed=options.seed)
+        runs, seed = (target.runs, 1) if options.bounded else (-1, options.seed)
+        one = guided.campaign(target, runs=runs, seconds=seconds, seed=seed)
         rate = one.runs / max(one.seconds, 0.001)
         names = " ".join(path.name for path in one.saved) or "none"
         print(f"{one.target:<18}{one.runs:>10}{rate:>9.0f}{one.coverage:>7}{one.seconds:>9.1f}  {names}", flush=True)

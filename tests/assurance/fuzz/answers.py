@@ -50,27 +50,24 @@ class Response(contextlib.AbstractContextManager["Response"]):
 
 
 class Server:
-    """Gives the answers in order, again and again, and knows what was asked."""
+    """Gives the answers in order, again and again, and knows what was asked.
 
-    def __init__(self, answers: list[Response]) -> None:
-        self._answers = itertools.cycle(answers)
-        self.methods: list[str] = []
+    In the input each part is an answer: its selector is the status, its first byte the headers.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        answers, self.methods = [], list[str]()
+        for number, rest in parts_of(data):
+            retry = RETRIES[(rest[:1] or b"0")[0] % len(RETRIES)]
+            headers = {"Retry-After": retry} if retry is not None else {}
+            answers.append(Response(STATUSES[(number - 1) % len(STATUSES)], rest[1:], headers))
+        self._answers = itertools.cycle(answers or [Response(204, b"", {})])
 
     def request(self, method: str, _url: str, **_: Any) -> Response:
         self.methods.append(method)
         assert len(self.methods) <= MOST_REQUESTS, "requests without end"
         answer = next(self._answers)
         return Response(answer.status, answer.data, answer.headers)
-
-
-def _server(data: bytes) -> Server:
-    """Each part is an answer: its selector is the status, its first byte the headers."""
-    answers = []
-    for number, rest in parts_of(data):
-        retry = RETRIES[(rest[:1] or b"0")[0] % len(RETRIES)]
-        headers = {"Retry-After": retry} if retry is not None else {}
-        answers.append(Response(STATUSES[(number - 1) % len(STATUSES)], rest[1:], headers))
-    return Server(answers or [Response(204, b"", {})])
 
 
 def _cluster(server: Server) -> KubeCluster:
@@ -103,7 +100,7 @@ WRITERS: tuple[tuple[Callable[[KubeCluster], Any], Any], ...] = (
 
 
 def read_answers(data: bytes) -> None:
-    asks, server = (*READERS, *WRITERS), _server(data[1:])
+    asks, server = (*READERS, *WRITERS), Server(data[1:])
     number = (data[:1] or bytes(1))[0] % len(asks)
     ask, kind = asks[number]
     try:
@@ -113,7 +110,7 @@ def read_answers(data: bytes) -> None:
 
 
 def read_and_plan(data: bytes) -> None:
-    server = _server(data)
+    server = Server(data)
     cluster = _cluster(server)
     try:
         node, pods, me = cluster.node(), cluster.pods(), Identity("driver-a", False, "rbln-system", ME, "")
@@ -151,14 +148,12 @@ CONTAINER = {
 AT = "2026-01-01T00:00:00Z"
 NAMED = {"name": "driver-a", "namespace": "rbln-system", "uid": "driver-a", "resourceVersion": "8"}
 ENDING = {"creationTimestamp": AT, "deletionTimestamp": AT, "deletionGracePeriodSeconds": 30, "finalizers": ["a/b"]}
+MARKED = {"labels": {"app": "x"}, "annotations": {"kubernetes.io/config.mirror": "u"}}
+OWNED = {"ownerReferences": [{"kind": "DaemonSet", "controller": True}]}
+RUNNING = {"name": "c", "state": {"running": {}}}
+CLAIMS = [{"name": "t", "resourceClaimName": "made"}]
 POD = {
-    "metadata": {
-        **NAMED,
-        **ENDING,
-        "labels": {"app": "x"},
-        "annotations": {"kubernetes.io/config.mirror": "u"},
-        "ownerReferences": [{"kind": "DaemonSet", "controller": True}],
-    },
+    "metadata": {**NAMED, **ENDING, **MARKED, **OWNED},
     "spec": {
         "nodeSelector": {PROFILE.deploy.driver_key: "true"},
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": TERMS}},
@@ -168,12 +163,7 @@ POD = {
         "resourceClaims": [{"name": "r", "resourceClaimName": "claim"}, {"name": "t"}],
         "terminationGracePeriodSeconds": 30,
     },
-    "status": {
-        "phase": "Running",
-        "reason": "",
-        "containerStatuses": [{"name": "c", "state": {"running": {}}}],
-        "resourceClaimStatuses": [{"name": "t", "resourceClaimName": "made"}],
-    },
+    "status": {"phase": "Running", "reason": "", "containerStatuses": [RUNNING], "resourceClaimStatuses": CLAIMS},
 }
 PODS = {"kind": "PodList", "metadata": {"resourceVersion": "9"}, "items": [POD]}
 CLAIM = {

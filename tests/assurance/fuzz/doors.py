@@ -42,28 +42,12 @@ def answer_request(data: bytes) -> None:
             assert not answer or answer.startswith(b"HTTP/1.1 "), answer[:40]
 
 
-SETTINGS = tuple(
-    setting
-    for _, group in settings.HEADINGS
-    for setting in group
-    # An existing file of that name would be written: it is what the option is for.
-    if setting.name != "termination_log"
-)
-LINES = (
-    ["plan"],
-    ["plan", "-o", "json"],
-    ["status"],
-    ["holders"],
-    ["preflight"],
-    ["restore", "--dry-run"],
-    ["reconcile-driver-state"],
-    ["health-watch", "--once"],
-    ["health-watch", "--handover"],
-    ["rebooter", "--dry-run"],
-)
+# An existing file of the termination log's name would be written: it is what the option is for.
+EVERY = (setting for _, group in settings.HEADINGS for setting in group)
+SETTINGS = tuple(setting for setting in EVERY if setting.name != "termination_log")
+WORDS = ("plan", "plan -o json", "status", "holders", "preflight", "restore --dry-run", "reconcile-driver-state")
+LINES = [line.split() for line in (*WORDS, "health-watch --once", "health-watch --handover", "rebooter --dry-run")]
 CODES = frozenset(int(code) for code in ExitCode) - {ExitCode.INTERNAL}
-
-
 FIGURES = tuple(profile.paths.run_figures for profile in builtin().values())
 """What a run leaves even where it cannot reach its Node."""
 
@@ -74,40 +58,28 @@ def run_command(data: bytes) -> None:
     argv = LINES[(data[:1] or bytes(1))[0] % len(LINES)]
     # Signal handlers, and what psutil was told, are as before afterwards.
     with laid_out(b"", *FIGURES) as tree, signals_kept(), patch.object(psutil, "PROCFS_PATH", "/proc"):
-        environment = {
-            "PATH": "/nonexistent",
-            "HOME": str(tree.root),
-            "NODE_NAME": "node-1",
-            "HOST_ROOT": str(tree.root),
-            "TERMINATION_LOG": "",
-        }
+        environment = {"PATH": "/nonexistent", "NODE_NAME": "node-1", "TERMINATION_LOG": ""}
+        environment |= dict.fromkeys(("HOME", "HOST_ROOT"), str(tree.root))
         for number, value in parts_of(data[1:]):
-            name = SETTINGS[(number - 1) % len(SETTINGS)].env
-            environment[name] = os.fsdecode(value)
-        out, err = io.StringIO(), io.StringIO()
-        speaking = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+            environment[SETTINGS[(number - 1) % len(SETTINGS)].env] = os.fsdecode(value)
+        said = io.StringIO()
+        speaking = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
         with patch.dict(os.environ, environment, clear=True), speaking[0], speaking[1]:
             code = run(argv)
         assert code in CODES, f"exit {code}"
-        assert "Traceback" not in out.getvalue() + err.getvalue()
-        assert code == 0 or out.getvalue() or err.getvalue(), "a failure that says nothing"
+        assert "Traceback" not in said.getvalue()
+        assert code == 0 or said.getvalue(), "a failure that says nothing"
 
 
-def _setting(name: str, value: str) -> tuple[int, str]:
-    return next(at for at, setting in enumerate(SETTINGS, 1) if setting.name == name), value
-
-
+AT = {setting.name: at for at, setting in enumerate(SETTINGS, 1)}
 OPTIONS = (
     {"profile": "rebellions", "reconcile_deadline": "5m", "node_name": "node-1"},
     {"drain_pod_selector_label": "a in (b)", "metrics_addr": ":9400", "failures": "3"},
     {"reboot_windows": "Sat 02:00-06:00", "reboot_time_zone": "UTC", "profile": "ascend"},
     {"profile_file": "/dev/zero", "host_root": "/nowhere", "reboot_command": "a 'b c'"},
 )
-COMMAND_LINES = tuple(
-    bytes([number]) + parts(*(_setting(name, value) for name, value in chosen.items()))
-    for number in range(len(LINES))
-    for chosen in OPTIONS
-)
+CHOSEN = [parts(*((AT[name], value) for name, value in chosen.items())) for chosen in OPTIONS]
+COMMAND_LINES = tuple(bytes([number]) + chosen for number in range(len(LINES)) for chosen in CHOSEN)
 REQUESTS = (
     b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET /metrics?x HTTP/1.1\r\nAccept: application/openmetrics-text; version=1.0.0,text/plain;q=0.5\r\n\r\n",

@@ -70,19 +70,13 @@ class Choices:
     def driver(self) -> OldDriver | None:
         if not self.one((True, False)):
             return None
-        return OldDriver(
-            self.word("1.0", EVIL_VERSION),
-            self.word(OLD_ROOT, EVIL_ROOT),
-            self.words("rebellions", "generic_npu"),
-            self.word(OLD_DIGEST),
-            self.texts("rebellions.depth", "rebellions.mode"),
-        )
+        version, root = self.word("1.0", EVIL_VERSION), self.word(OLD_ROOT, EVIL_ROOT)
+        modules, digest = self.words("rebellions", "generic_npu"), self.word(OLD_DIGEST)
+        return OldDriver(version, root, modules, digest, self.texts("rebellions.depth", "rebellions.mode"))
 
     def devices(self) -> tuple[Binding, ...]:
-        return tuple(
-            Binding(word, self.one(WORDS), self.one(WORDS), self.one(NUMBERS[:4]))
-            for word in (self.word(DEVICE) for _ in range(self.one(range(3))))
-        )
+        words = (self.word(DEVICE) for _ in range(self.one(range(3))))
+        return tuple(Binding(word, self.one(WORDS), self.one(WORDS), self.one(NUMBERS[:4])) for word in words)
 
     def owner(self) -> Owner:
         """A pod or a process, of any kind."""
@@ -115,14 +109,9 @@ def record_of(choices: Choices) -> HostRecord | None:
     """A record that a run of this boot may have left, with any content; None where there is none."""
     if not choices.one((False, True)):
         return None
-    return HostRecord(
-        choices.one((BOOT, "boot-0")),
-        RUN,
-        choices.words(SERVICE, "reboot.target"),
-        choices.words("generic_npu", "dccp"),
-        choices.driver(),
-        choices.devices(),
-    )
+    boot, services = choices.one((BOOT, "boot-0")), choices.words(SERVICE, "reboot.target")
+    removed = choices.words("generic_npu", "dccp")
+    return HostRecord(boot, RUN, services, removed, choices.driver(), choices.devices())
 
 
 def _replacing(broken: str = "") -> World:

@@ -177,8 +177,8 @@ def laid_out(data: bytes, *made: str) -> Generator[Tree, None, None]:
 
 
 def read_whole_host(data: bytes) -> None:
+    old = journal(driver=OldDriver("1.0", "/run/rbln/driver", ("rebellions",)))
     with laid_out(data) as tree:
-        old = journal(driver=OldDriver("1.0", "/run/rbln/driver", ("rebellions",)))
         for profile in (PROFILE, ASCEND):
             found = read_host(tree.roots, profile, "", old, loads=True)
             assert_conforms(found, Host)

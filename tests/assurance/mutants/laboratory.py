@@ -166,11 +166,9 @@ class Laboratory:
         if end in (End.SURVIVED, End.KILLED, End.UNDECIDED):
             return end, says
         begun = time.monotonic()
-        problem = self._control(mutant.tests)
-        if problem and self._is_over():
-            return End.UNDECIDED, "the time was over"
-        if problem:
-            return end, f"{says}; without it: {problem}"
+        if problem := self._control(mutant.tests):
+            is_over = self._is_over()
+            return (End.UNDECIDED, "the time was over") if is_over else (end, f"{says}; without it: {problem}")
         seconds = time.monotonic() - begun
         if end is End.NO_END and seconds > mutant.limit_s / 3:
             return self._ended(replace(mutant, limit_s=round(3 * seconds) + LIMIT_S, hangs=True))

@@ -112,24 +112,20 @@ def test_a_mutant_made_by_rule_is_killed_by_a_farther_test(laboratory: Laborator
 def test_what_is_under_way_when_the_time_is_over_is_undecided(hangs_in: str) -> None:
     late = by_rule("__import__('time').sleep(3600)\n")
     if hangs_in == "farther":
-        near = ("unit/domain/test_window.py",)
-        late = replace(late, tests=near, farther=late.tests)
+        late = replace(late, tests=("unit/domain/test_window.py",), farther=late.tests)
     begun = time.monotonic()
     with Laboratory(1, begun + 5) as laboratory:
         assert laboratory.verdict(late).result().end is End.UNDECIDED
     assert time.monotonic() - begun < late.limit_s / 2
 
 
-HANGING = replace(
-    FITTING, search="from __future__ import annotations\n", replace="while True:\n    pass\n", name="hanging", limit_s=3
-)
-
-
 @pytest.mark.parametrize(("hangs", "end"), [(False, End.NO_END), (True, End.KILLED)])
 def test_tests_without_an_end_prove_nothing_unless_the_mutant_hangs_by_design(
     laboratory: Laboratory, hangs: bool, end: End
 ) -> None:
-    ended = laboratory.verdict(replace(HANGING, hangs=hangs)).result()
+    search, endless = "from __future__ import annotations\n", "while True:\n    pass\n"
+    mutant = replace(FITTING, search=search, replace=endless, name="hanging", limit_s=3, hangs=hangs)
+    ended = laboratory.verdict(mutant).result()
     assert (ended.end, "no end within" in ended.says) == (end, True), ended.says
 
 
