@@ -15,7 +15,7 @@ from driver_manager.domain.fleet.nodes import FOREIGN, JUDGE_CASES, PHASE_CASES,
 from driver_manager.domain.fleet.spec import Fleet, PreflightMode, RolloutPolicy, UpgradeState
 from driver_manager.domain.fleet.state import FleetDecision, MarkNode, NodeStatus, Terms
 from driver_manager.domain.fleet.waves import HOLD_GUARDS
-from tests.support.docs.markdown import code, table
+from tests.support.docs.markdown import code, name_of, table
 from tests.support.fakes import fleet_world
 from tests.support.fakes.fleet_world import WAVES, Story, World, live_through, some_rules, some_story
 
@@ -84,7 +84,7 @@ class Seen:
         member, record, verdict = standing.member, standing.member.record, standing.verdict
         guard = next(guard for guard in PHASE_CASES if guard(member, terms) is not None)
         _note(self.places, guard, verdict.place.value)
-        found = {_name(obstacle): why for obstacle in FOREIGN if (why := obstacle(member))}
+        found = {name_of(obstacle): why for obstacle in FOREIGN if (why := obstacle(member))}
         self.obstacles = found | {why: why for why, holds in UNFIT if holds(member, terms)} | self.obstacles
         if guard.__name__ == PHASE_CASES[3].__name__ and record is not None:
             case = next(case for case in JUDGE_CASES if case(member, record, terms) is not None)
@@ -93,11 +93,7 @@ class Seen:
 
 
 def _note(found: Found, guard: Callable[..., object], result: str) -> None:
-    found.setdefault(_name(guard), set()).add(result)
-
-
-def _name(guard: Callable[..., object]) -> str:
-    return guard.__name__.strip("_").replace("_", " ")
+    found.setdefault(name_of(guard), set()).add(result)
 
 
 @cache
@@ -114,26 +110,23 @@ def seen() -> Seen:
 
 def picture() -> str:
     words = {NONE: "no state", **{state.value: state.value for state in UpgradeState}}
-    names = {word: word.replace("-", "_") for word in words}
+    names, followers = {word: word.replace("-", "_") for word in words}, seen().followers
     lines = ["stateDiagram-v2", f"    [*] --> {names[NONE]}"]
     lines += [f"    {names[word]}: {text}" for word, text in words.items()]
     for word in words:
-        followers = seen().followers.get(word, set())
-        lines += [f"    {names[word]} --> {names[other]}" for other in words if other in followers]
+        lines += [f"    {names[word]} --> {names[other]}" for other in words if other in followers.get(word, ())]
     return "\n".join(lines)
 
 
 def obstacles() -> str:
     """Why a node is left out: always, and when it would begin."""
-    foreign = [seen().obstacles.get(_name(one), "") for one in FOREIGN]
+    foreign = [seen().obstacles.get(name_of(one), "") for one in FOREIGN]
     parts = (("Always", foreign), ("Before it begins", [why for why, _ in UNFIT]))
     return "\n\n".join(f"{when}:\n\n" + "\n".join(f"- {why}" for why in found) for when, found in parts)
 
 
 def guard_table(result: str, guards: Iterable[Callable[..., object]], found: Found) -> str:
     """The guards in the order in which they are asked, and what came of each under the head `result`."""
-    rows = (
-        (f"{number}. {_name(guard)}", ", ".join(sorted(found.get(_name(guard), ()))))
-        for number, guard in enumerate(guards, 1)
-    )
+    named = enumerate(map(name_of, guards), 1)
+    rows = ((f"{number}. {name}", ", ".join(sorted(found.get(name, ())))) for number, name in named)
     return table(("asked in this order", result), rows)

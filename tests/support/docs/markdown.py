@@ -34,6 +34,10 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+def name_of(guard: Callable[..., object]) -> str:
+    return guard.__name__.strip("_").replace("_", " ")
+
+
 def codes(texts: Iterable[str]) -> str:
     return ", ".join(code(text) for text in texts)
 

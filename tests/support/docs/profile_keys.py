@@ -178,15 +178,14 @@ def _form_of(one: FieldType) -> str:
 def _toml(value: Any) -> str:
     """`value` as a profile file writes it, "" for nothing."""
     match value:
-        case Enum():
-            return f'"{value.value}"'
         case tuple():
-            return "[" + ", ".join(_toml(item) for item in value) + "]" if value else ""
+            return f"[{', '.join(map(_toml, value))}]" if value else ""
         case bool():
             return str(value).lower()
         case float():
             return f"{value:g}"
-    return f'"{value}"' if value else ""
+    text = value.value if isinstance(value, Enum) else value
+    return f'"{text}"' if text else ""
 
 
 def _written(profile: Profile, path: str) -> str:

@@ -16,7 +16,7 @@ from driver_manager.domain.reboot import decision as reboot_decision
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct, RebootDecision
 from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from driver_manager.domain.reboot.state import RebootPolicy, RebootState, Slots, encode_slots
-from tests.support.docs.markdown import table
+from tests.support.docs.markdown import name_of, table
 from tests.support.fakes.reboot_world import APPROVE, KEYS, Fleet, Machine
 
 POLICY = RebootPolicy("", KEYS, cordon=True, clear_workloads=True)
@@ -34,17 +34,13 @@ class Seen:
     def decide(self, state: RebootState) -> RebootDecision:
         decision = reboot_decision.decide(state)
         guard = next(guard for guard in GUARDS if guard(state) is not None)
-        self.by_guard.setdefault(_name(guard), {}).setdefault(decision.act, decision.reason)
+        self.by_guard.setdefault(name_of(guard), {}).setdefault(decision.act, decision.reason)
         if decision.act not in ASKS:
             before = self.last.get(state.policy.node, RebootAct.NOTHING)
             self.last[state.policy.node] = decision.act
             if before is not decision.act:
                 self.followers.setdefault(before, set()).add(decision.act)
         return decision
-
-
-def _name(guard: Callable[[RebootState], RebootDecision | None]) -> str:
-    return guard.__name__.strip("_").replace("_", " ")
 
 
 Event = Callable[[Machine], object]
@@ -175,8 +171,8 @@ def picture() -> str:
 def guards() -> str:
     """The guards in the order in which they are asked, with what each was seen to decide."""
     rows = []
-    for number, guard in enumerate(GUARDS, 1):
-        found = seen().by_guard.get(_name(guard), {})
+    for number, name in enumerate(map(name_of, GUARDS), 1):
+        found = seen().by_guard.get(name, {})
         acts = ", ".join(act.value for act in RebootAct if act in found)
-        rows.append((f"{number}. {_name(guard)}", acts, next(iter(found.values()), "")))
+        rows.append((f"{number}. {name}", acts, next(iter(found.values()), "")))
     return table(("asked in this order", "decides", "for example"), rows)

@@ -196,14 +196,6 @@ def counts() -> Counts:
     return Counts({name: len(options[name]) for name in commands()}, len(set().union(*options.values())), words)
 
 
-def _print_counts() -> None:
-    found = counts()
-    print(f"{len(found.options)} commands, {found.distinct} different long options")
-    print("".join(f"{number:6} options  {name}\n" for name, number in found.options.items()), end="")
-    print("".join(f"{number:6} words    {name}\n" for name, number in found.words.items()), end="")
-    print(f"{sum(found.words.values()):6} words    in all")
-
-
 def takers(setting: AnySetting) -> list[str]:
     taken = {name: [getattr(one, "setting", None) for one in command.params] for name, command in commands().items()}
     return [name for name, found in taken.items() if setting in found]
@@ -265,26 +257,25 @@ def _node_keys() -> Iterator[str]:
     yield f"{STATES.strip()}\n\n{table(('state', 'meaning'), rows)}"
 
 
-def _events() -> str:
-    def rows(found: Mapping[str, str]) -> str:
-        return table(("reason", "what it means"), [(code(reason), text) for reason, text in found.items()])
-
-    on_nodes = f"## Events\n\nOn the Node, in the namespace `default`.\n\n{rows(EVENTS)}"
-    return f"{on_nodes}\n\nOn the DriverRollout, in its namespace.\n\n{rows(ROLLOUT_EVENTS)}"
+def _events() -> Iterator[str]:
+    yield "## Events"
+    places = {"Node, in the namespace `default`": EVENTS, "DriverRollout, in its namespace": ROLLOUT_EVENTS}
+    for where, found in places.items():
+        rows = [(code(reason), text) for reason, text in found.items()]
+        yield f"On the {where}.\n\n{table(('reason', 'what it means'), rows)}"
 
 
 def every_family() -> dict[str, tuple[Family, ...]]:
     """All metrics by the program that they are about."""
-    return {
+    found = {
         "health-watch": families(HealthReport(History(), DEVICE_METRIC)),
         "the runs of `reconcile-driver-state`": run_families(RunFigures().with_run(ONE_RUN)),
         "the rebooter": reboot_metrics.reboot_families(Record()),
         "`rollout controller`": fleet_metrics.fleet_families(ONE_REPORT),
-        **{
-            f"`rollout controller`, profile {name}": operator_families(ONE_REPORT, profile.upgrade_metrics)
-            for name, profile in builtin().items()
-        },
     }
+    for name, profile in builtin().items():
+        found[f"`rollout controller`, profile {name}"] = operator_families(ONE_REPORT, profile.upgrade_metrics)
+    return found
 
 
 def _metrics() -> str:
@@ -342,7 +333,7 @@ def pages() -> Mapping[Path, str]:
     exits = table(("code", "what"), [(str(status.value), text) for status, text in EXIT_MEANINGS.items()])
     forms = [(code(f"{name}.schema.json"), schemas.schema(name)["title"]) for name in schemas.NAMES]
     parts = ["## Commands\n\n" + table(("command", "what"), what), *_options(), f"## Exit codes\n\n{exits}\n{EXITS}"]
-    parts = [HEAD, *parts, *_node_keys(), _events(), _metrics(), _files()]
+    parts = [HEAD, *parts, *_node_keys(), *_events(), _metrics(), _files()]
     parts += [f"{FORMS}\n{table(('schema', 'printed by'), forms)}", *rollout_object.reference()]
     window = table(("part", "what its time goes to"), [(code(part.value), PART_MEANINGS[part]) for part in OutagePart])
     written = {
@@ -365,6 +356,10 @@ def pages() -> Mapping[Path, str]:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--count"]:
-        _print_counts()
+        found = counts()
+        print(f"{len(found.options)} commands, {found.distinct} different long options")
+        print("".join(f"{number:6} options  {name}\n" for name, number in found.options.items()), end="")
+        print("".join(f"{number:6} words    {name}\n" for name, number in found.words.items()), end="")
+        print(f"{sum(found.words.values()):6} words    in all")
         sys.exit()
     sys.exit(main(SCRIPT, pages))

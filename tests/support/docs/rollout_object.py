@@ -93,8 +93,9 @@ def manifest(script: str) -> str:
 def reference() -> Iterator[str]:
     spec = []
     for path, one in spec_fields.every_field():
-        default, example = (_shown(value) for value in (spec_fields.default(one), spec_fields.example(path)))
-        spec.append((code(path), spec_fields.takes(one), default, example, spec_fields.meaning(path, one)))
+        _, example = spec_fields.MEANINGS.get(path, ("", None))
+        shown = (_shown(spec_fields.default(one)), _shown(example), spec_fields.meaning(path, one))
+        spec.append((code(path), spec_fields.takes(one), *shown))
     wishes = [(code(wish.key), wish.form, wish.meaning) for wish in WISHES]
     yield SECTION
     yield "### spec\n\n" + table(("field", "takes", "default", "example", "what"), spec)
@@ -113,8 +114,7 @@ def _whole() -> Json:
     top = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
     spec = {"description": "What is wanted.", **_spec(RolloutPolicy, "")}
     status = {"description": "How it stands.", **_status(STATUS)}
-    properties = {**top, "spec": spec, "status": status}
-    return {"description": ABOUT, "type": "object", "required": ["spec"], "properties": properties}
+    return {"description": ABOUT, **_object(["spec"], {**top, "spec": spec, "status": status})}
 
 
 def _object(required: list[str], properties: Json) -> Json:
@@ -170,11 +170,9 @@ def _status(fields: Sequence[Field]) -> Json:
 
 
 def _status_type(one: Field) -> Json:
-    if one.kind is Kind.OBJECT:
-        return _status(one.fields)
     if one.kind is Kind.LIST:
         # Conditions have one writer each.
         keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
         listed = keys if one.name == "conditions" else ATOMIC
         return {"type": "array", **listed, "items": _status(one.fields)}
-    return PLAIN[one.kind]
+    return _status(one.fields) if one.kind is Kind.OBJECT else PLAIN[one.kind]

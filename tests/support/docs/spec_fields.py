@@ -105,11 +105,6 @@ def meaning(path: str, one: FieldType) -> str:
     return one.rule.removed or MEANINGS[path][0]
 
 
-def example(path: str) -> Any:
-    """An example, None for an object, a list and a removed field."""
-    return MEANINGS.get(path, ("", None))[1]
-
-
 def choices(one: FieldType) -> tuple[str, ...]:
     """The words that a field takes, if it takes no other text."""
     is_enum = isinstance(one.kind, type) and issubclass(one.kind, Enum)
