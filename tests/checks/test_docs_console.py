@@ -46,15 +46,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Generator[ByHand, None, No
 def ran(node: ByHand, text: str) -> subprocess.CompletedProcess[str]:
     """How bash ended that ran `text`, where the host's tree stands for /host and for the folder of a page's profile."""
     line = re.sub("(--profile-file |profile check )", rf"\1{node.tree.root}/", text)
+    argv = ["bash", "--norc", "--noprofile", "-c", line.replace("=/host/", f"={node.tree.root}/")]
+    env, null = node.environment(DRIVER_CONFIG_DIGEST=NEW_DIGEST, LOG_FORMAT="text"), subprocess.DEVNULL
     return subprocess.run(
-        ["bash", "--norc", "--noprofile", "-c", line.replace("=/host/", f"={node.tree.root}/")],
-        env=node.environment(DRIVER_CONFIG_DIGEST=NEW_DIGEST, LOG_FORMAT="text"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300.0,
-        check=False,
-        stdin=subprocess.DEVNULL,
+        argv, env=env, cwd=ROOT, stdin=null, capture_output=True, text=True, timeout=300.0, check=False
     )
 
 
@@ -77,12 +72,8 @@ def test_nothing_that_a_reader_only_looks_with_changed_the_node(node: ByHand) ->
     assert node.cluster.node() == before
 
 
-def test_the_readme_has_its_two_commands_first() -> None:
+def test_the_readme_has_its_two_commands_first_and_an_unknown_command_is_not_passed_over() -> None:
     readme = [command.text for command in FOUND if command.page == "README.md"]
-    assert readme[:2] == ["scripts/demo", "scripts/test"]
-    assert len(RUN) >= 12
-
-
-def test_a_command_that_nobody_knows_is_not_passed_over() -> None:
+    assert (readme[:2], len(RUN) >= 12) == (["scripts/demo", "scripts/test"], True)
     with pytest.raises(Unknown, match="make-it-so"):
         substituted("make-it-so --now")

@@ -18,6 +18,7 @@ from tests.support.git import git
 CHECKOUT = Path(__file__).parents[2]
 ALGORITHMS = {"ed25519": (), "EC": ("-pkeyopt", "ec_paramgen_curve:P-256")}
 PROVENANCE, BILL, IMAGE = "m-1.provenance.json", "m-1-amd64.cdx.json", "m-1-amd64.oci.tar"
+ENVELOPE = "m-1.provenance.dsse.json"
 
 
 def openssl(*words: str | Path) -> None:
@@ -72,7 +73,7 @@ def test_what_is_signed_is_verified_by_the_script_and_by_openssl_alone(folder: P
     private, public = keys(folder.parent, algorithm)
     words = [str(CHECKOUT / "scripts/sign"), "--key", private.name, "release"]
     done = subprocess.run(words, cwd=folder.parent, capture_output=True, text=True, check=True)
-    envelopes = [BILL.replace(".json", ".dsse.json"), PROVENANCE.replace(".json", ".dsse.json")]
+    envelopes = [BILL.replace(".json", ".dsse.json"), ENVELOPE]
     assert done.stdout.split() == envelopes
     words = [words[0], "--verify", "--key", public.name, "release"]
     done = subprocess.run(words, cwd=folder.parent, capture_output=True, text=True, check=True)
@@ -92,16 +93,15 @@ def test_what_is_signed_is_verified_by_the_script_and_by_openssl_alone(folder: P
     assert [one["name"] for one in bill["subject"]] == [IMAGE]
 
 
-def in_envelope(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    file = folder / PROVENANCE.replace(".json", ".dsse.json")
-    envelope = json.loads(file.read_text())
-    change(envelope)
-    file.write_text(json.dumps(envelope))
+def changed(folder: Path, change: Callable[[dict[str, Any]], object], name: str = ENVELOPE) -> None:
+    content = json.loads((folder / name).read_text())
+    change(content)
+    (folder / name).write_text(json.dumps(content))
 
 
 def payload(envelope: dict[str, Any]) -> None:
-    changed = base64.b64decode(envelope["payload"]).replace(b"ci.example", b"ci.evil.ex")
-    envelope["payload"] = base64.b64encode(changed).decode()
+    made = base64.b64decode(envelope["payload"]).replace(b"ci.example", b"ci.evil.ex")
+    envelope["payload"] = base64.b64encode(made).decode()
 
 
 def signature(envelope: dict[str, Any]) -> None:
@@ -121,12 +121,12 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "the sums": (lambda at: (at / "SHA256SUMS").write_text("ab  rebellions.yaml\n"), "SHA256SUMS: rebellions.yaml is"),
     "an envelope more": (lambda at: (at / "evil.dsse.json").write_text("{}"), "no signature covers evil.dsse.json"),
     "no JSON": (lambda at: (at / PROVENANCE).write_text("{"), f"{PROVENANCE} cannot be read"),
-    "no envelope": (lambda at: (at / PROVENANCE.replace(".json", ".dsse.json")).unlink(), "cannot be read"),
-    "payload": (lambda at: in_envelope(at, payload), "no signature is of this key"),
-    "signature": (lambda at: in_envelope(at, signature), "no signature is of this key"),
-    "no signature": (lambda at: in_envelope(at, lambda one: one["signatures"].clear()), "no signature is of this key"),
-    "type": (lambda at: in_envelope(at, lambda one: one.update(payloadType="text/plain")), "no signature is of this"),
-    "no base64": (lambda at: in_envelope(at, lambda one: one.update(payload="?")), "cannot be read"),
+    "no envelope": (lambda at: (at / ENVELOPE).unlink(), "cannot be read"),
+    "payload": (lambda at: changed(at, payload), "no signature is of this key"),
+    "signature": (lambda at: changed(at, signature), "no signature is of this key"),
+    "no signature": (lambda at: changed(at, lambda one: one["signatures"].clear()), "no signature is of this key"),
+    "type": (lambda at: changed(at, lambda one: one.update(payloadType="text/plain")), "no signature is of this"),
+    "no base64": (lambda at: changed(at, lambda one: one.update(payload="?")), "cannot be read"),
 }
 
 
@@ -153,9 +153,7 @@ WRONG: dict[str, tuple[Callable[[Path, dict[str, Any]], object], str]] = {
 @pytest.mark.parametrize("what", WRONG)
 def test_what_would_not_be_verified_is_not_signed(folder: Path, what: str) -> None:
     change, error = WRONG[what]
-    made = json.loads((folder / PROVENANCE).read_text())
-    change(folder, made)
-    (folder / PROVENANCE).write_text(json.dumps(made))
+    changed(folder, lambda made: change(folder, made), PROVENANCE)
     with pytest.raises(signing.SigningError, match=error):
         signing.sign(folder, keys(folder.parent)[0])
     assert not list(folder.glob("*.dsse.json"))

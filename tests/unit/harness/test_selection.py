@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -79,12 +80,9 @@ def test_cases_are_spread_and_the_shares_of_a_function_are_every_case_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "commits", lambda: at)
         limited = Selection(cases=count).chosen(range(length), 1, name)
-        taken = [
-            case
-            for index in range(1, count + 1)
-            for is_other in (False, True)
-            for case in Selection("submission", Share(index, count), most, is_other).chosen(range(length), count, name)
-        ]
+        halves = itertools.product(range(1, count + 1), (False, True))
+        runs = [Selection("submission", Share(index, count), most, is_other) for index, is_other in halves]
+        taken = [case for one in runs for case in one.chosen(range(length), count, name)]
     assert len(limited) == len(set(limited)) == min(length, count)
     assert sorted(taken) == list(range(length))
 
