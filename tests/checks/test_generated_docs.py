@@ -21,21 +21,14 @@ from driver_manager.domain.profile import HostPaths, OwnFile, Strategy
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct
 from driver_manager.domain.swap.steps import AnyStep, Decision
 from driver_manager.profiles import builtin
-from tests.support.docs import (
-    fleet_picture,
-    health_picture,
-    pictures,
-    plan_picture,
-    profile_keys,
-    reboot_picture,
-    reference,
-)
+from tests.support.docs import fleet_picture, health_picture, plan_picture, profile_keys, reboot_picture, reference
 from tests.support.docs.markdown import DOCS, Drift, check, with_block
+from tests.support.docs.pictures import pages
 
 
 @pytest.mark.shares(3)
 @pytest.mark.parametrize(
-    "make", [reference.pages, pytest.param(pictures.pages, marks=pytest.mark.submission)], ids=["reference", "pictures"]
+    "make", [reference.pages, pytest.param(pages, marks=pytest.mark.submission)], ids=["reference", "pictures"]
 )
 def test_the_pages_say_what_the_code_says(make: typing.Callable[[], typing.Mapping[Path, str]]) -> None:
     check(make())

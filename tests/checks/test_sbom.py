@@ -11,29 +11,13 @@ from tests.support.image.bom_form import refuse_malformed
 
 pytestmark = pytest.mark.shares(3)
 
-STATUS = """\
-Package: kmod
-Status: install ok installed
-Architecture: amd64
-Version: 30+20221128-1
-
-Package: gone
-Status: deinstall ok config-files
-Architecture: amd64
-Version: 1
-
-Package: libstdc++6
-Status: install ok installed
-Architecture: amd64
-Version: 1:12.2.0-14~x
-
-Package: tzdata
-Status: install ok installed
-Architecture: all
-Version: 2025b-0+deb12u2
-Description: zones
- of time
-"""
+PACKAGES = (
+    ("kmod", "install ok installed", "amd64", "30+20221128-1"),
+    ("gone", "deinstall ok config-files", "amd64", "1"),
+    ("libstdc++6", "install ok installed", "amd64", "1:12.2.0-14~x"),
+    ("tzdata", "install ok installed", "all", "2025b-0+deb12u2\nDescription: zones\n of time"),
+)
+STATUS = "\n".join("Package: {}\nStatus: {}\nArchitecture: {}\nVersion: {}\n".format(*one) for one in PACKAGES)
 LOCKS = Path("requirements")
 EPOCH_S = 1_700_000_000
 

@@ -49,10 +49,9 @@ class Target(Enum):
 
 @dataclass(frozen=True)
 class Figure:
-    """One row: the target, its samples, and how it was measured.
+    """One row, of whose samples the median counts; of figures that are a bound themselves there is one sample.
 
-    The median counts; of figures that are a bound themselves (a maximum, a percentile) there is one sample. A time has
-    the machine's floor beside each sample, in seconds; it meets its target by either of the two limits.
+    A time has the machine's floor beside each sample, in seconds; it meets its target by either of the two limits.
     """
 
     target: Target

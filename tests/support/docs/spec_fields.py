@@ -135,14 +135,10 @@ def _written(value: Any) -> Any:
         case float():
             return f"{value / 60:g}m" if value else "0s"
         case tuple():
-            return [_entry(one) for one in value] or None
+            return [_written(one) for one in value] or None
         case tzinfo():
             return str(value)
+        case Struct():  # without the fields that have their defaults
+            found = ((key, getattr(value, one.name), one.default) for key, one in fields_of(type(value)).items())
+            return {key: _written(inner) for key, inner, usual in found if inner != usual} or None
     return value if isinstance(value, str) and value else None
-
-
-def _entry(record: Struct) -> dict[str, Any]:
-    """A record without the fields that have their defaults."""
-    fields = fields_of(type(record))
-    values = {key: getattr(record, one.name) for key, one in fields.items()}
-    return {key: _written(value) for key, value in values.items() if value != fields[key].default}

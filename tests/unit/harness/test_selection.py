@@ -19,21 +19,17 @@ from tests.support.selection import FEWEST_EXAMPLES, Selection, Share
 REPOSITORY = Path(__file__).parents[3]
 
 TESTS = """
-import pytest
+from pytest import mark
 
 def test_plain(): pass
-
-@pytest.mark.submission
+@mark.submission
 def test_later(): pass
-
-@pytest.mark.release
+@mark.release
 def test_last(): pass
-
-@pytest.mark.parametrize("case", range(10))
+@mark.parametrize("case", range(10))
 def test_table(case): pass
-
-@pytest.mark.shares(3)
-@pytest.mark.parametrize("case", range(9))
+@mark.shares(3)
+@mark.parametrize("case", range(9))
 def test_divided(case): pass
 """
 
