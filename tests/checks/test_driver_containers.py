@@ -135,14 +135,14 @@ def test_one_of_several_modules_that_does_not_load_is_a_failure_and_the_next_sta
     assert sample.loaded() == SEVERAL.split()
 
 
-def test_a_current_driver_is_left_alone(sample: EntryProgram) -> None:
+def test_a_current_driver_is_left_alone_and_another_version_that_is_still_loaded_is_a_failure(
+    sample: EntryProgram,
+) -> None:
     sample.load("2.0.1", "new")
     assert sample.ended(sample.start()) == 0
     assert not sample.root.exists()
-
-
-def test_another_version_that_is_still_loaded_is_a_failure(sample: EntryProgram) -> None:
-    sample.load("1.2.92")
+    sample.state.unlink()
+    (sample.module / "version").write_text("1.2.92\n")
     refused(sample, "is loaded in version 1.2.92, wanted is 2.0.1")
     assert not sample.state.exists()
 
@@ -182,14 +182,13 @@ def test_a_current_driver_is_mounted_again_and_not_loaded(rebellions: EntryProgr
     assert mounted == f"{rebellions.folder / 'tree'} {rebellions.root}\n", "one mount, of this container"
 
 
-def test_left_to_the_manager_it_mounts_and_loads_nothing(rebellions: EntryProgram) -> None:
+def test_left_to_the_manager_it_mounts_and_loads_nothing_and_install_copies_the_tree_for_stage(
+    rebellions: EntryProgram,
+) -> None:
     rebellions.tool("modprobe", "exit 1\n")
     rebellions.load("2.0.1", "new")
     assert rebellions.ended(rebellions.start(DRIVER_LOAD="manager")) == 0
     assert not (rebellions.folder / "mounts").exists()
-
-
-def test_install_copies_the_tree_for_stage(rebellions: EntryProgram) -> None:
     done = rebellions.run("install", INSTALL_TO=str(rebellions.folder / "into"), DRIVER_CONFIG_DIGEST="")
     assert done.returncode == 0, done.stderr
     assert (rebellions.folder / "into/lib/modules" / KERNEL / "modules.dep").exists()

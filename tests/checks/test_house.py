@@ -321,14 +321,11 @@ def layout_faults(tests: Path) -> list[str]:
     return found
 
 
-def test_every_test_module_is_in_its_folder_with_a_name_of_its_own() -> None:
+def test_every_test_module_is_in_its_folder_with_a_name_of_its_own_and_none_imports_another(tmp_path: Path) -> None:
     assert layout_faults(TESTS) == []
     assert {path.parent.name for path in (TESTS / "unit").rglob("test_*.py")} == UNIT_ROOMS
     names = [path.name for path in TESTS.rglob("test_*.py")]
     assert sorted(names) == sorted(set(names)), "pytest identifies modules without packages by their names"
-
-
-def test_a_test_module_in_another_folder_or_imported_is_found(tmp_path: Path) -> None:
     (tmp_path / "support").mkdir()
     (tmp_path / "support/test_x.py").touch()
     (tmp_path / "support/x.py").write_text("from tests.checks.test_house import ROOMS\n")
