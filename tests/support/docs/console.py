@@ -34,44 +34,31 @@ class Command:
     prints: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Substitution:
-    """What is run in place of a command that matches `pattern`: nothing where `instead` is None. `why`."""
-
-    pattern: str
-    instead: str | None
-    why: str
-
-
-SUBSTITUTIONS = (
-    Substitution(
+SUBSTITUTIONS: tuple[tuple[str, str | None, str], ...] = (
+    (
         r"kubectl config view .*?\| kubectl .*?exec -i .*?-- (driver-manager \S+)(?: --node-name=\$N)?(.+)",
         r'cat "$KUBECONFIG" | env -u KUBECONFIG \1\2',
         "no cluster: what runs in the container is run, with a kubeconfig through a pipe as there",
     ),
-    Substitution(r"(N|A|D|read -r NS P IMAGE)[= ].+", None, "no cluster; the node tier and test_pages.py have one"),
-    Substitution(r"kubectl .*?exec .*?-- (.+)", r"\1", "no cluster: what runs in the container is run"),
-    Substitution(r"(kubectl|kustomize|helm|crictl) .+", None, "no cluster here; deploy/ has tests of its own"),
-    Substitution(r"(kind|sed) .+|\.venv/bin/driver-manager .+", None, "the quickstart's; the node tier runs them"),
-    Substitution(r"(buildah|podman|docker|skopeo) .+", None, "no image here; the image tier builds and runs it"),
-    Substitution(r"(git|sudo|apt-get|curl|ssh|systemctl|setup-envtest) .+", None, "the world, not this project"),
-    Substitution(r"\(umask 077; kubectl .+\)", None, "no cluster here; test_pages.py has one"),
-    Substitution(r"(for|rm -rf) .+", None, "no cluster and no host here; test_pages.py has both"),
-    Substitution(r"rm by-hand\.kubeconfig", None, "what makes it is not run either"),
-    Substitution(r"cd .+", None, "the world, not this project"),
-    Substitution(r"scripts/(reference|pictures)", r"scripts/\1 --check", "it would write into the checkout"),
-    Substitution(
-        r"driver-manager rollout (pause|status|history|undo|resume)", None, "no rollout here; test_pages.py has one"
-    ),
-    Substitution(r"(driver-manager \S+) --node-name=N(.*)", r"\1\2", "a node has a name of its own"),
-    Substitution(r"(scripts/demo.*)", r"\1", "as written"),
-    Substitution(
-        r"(?:\S+=\S+ )*(scripts/[\w-]+).*", r"\1 --help", "it takes minutes, and scripts/test would run itself"
-    ),
-    Substitution(r"((?:\S+=\S+ )*(?:\.venv/bin/)?driver-manager .+)", r"\1", "as written"),
-    Substitution(r"(source <\(driver-manager completion bash\))", r"\1", "as written"),
+    (r"(N|A|D|read -r NS P IMAGE)[= ].+", None, "no cluster; the node tier and test_pages.py have one"),
+    (r"kubectl .*?exec .*?-- (.+)", r"\1", "no cluster: what runs in the container is run"),
+    (r"(kubectl|kustomize|helm|crictl) .+", None, "no cluster here; deploy/ has tests of its own"),
+    (r"(kind|sed) .+|\.venv/bin/driver-manager .+", None, "the quickstart's; the node tier runs them"),
+    (r"(buildah|podman|docker|skopeo) .+", None, "no image here; the image tier builds and runs it"),
+    (r"(git|sudo|apt-get|curl|ssh|systemctl|setup-envtest) .+", None, "the world, not this project"),
+    (r"\(umask 077; kubectl .+\)", None, "no cluster here; test_pages.py has one"),
+    (r"(for|rm -rf) .+", None, "no cluster and no host here; test_pages.py has both"),
+    (r"rm by-hand\.kubeconfig", None, "what makes it is not run either"),
+    (r"cd .+", None, "the world, not this project"),
+    (r"scripts/(reference|pictures)", r"scripts/\1 --check", "it would write into the checkout"),
+    (r"driver-manager rollout (pause|status|history|undo|resume)", None, "no rollout here; test_pages.py has one"),
+    (r"(driver-manager \S+) --node-name=N(.*)", r"\1\2", "a node has a name of its own"),
+    (r"(scripts/demo.*)", r"\1", "as written"),
+    (r"(?:\S+=\S+ )*(scripts/[\w-]+).*", r"\1 --help", "it takes minutes, and scripts/test would run itself"),
+    (r"((?:\S+=\S+ )*(?:\.venv/bin/)?driver-manager .+)", r"\1", "as written"),
+    (r"(source <\(driver-manager completion bash\))", r"\1", "as written"),
 )
-"""Asked in this order; the first that matches the whole command counts."""
+"""A pattern, what is run in place of a command that matches it (nothing where None), and why. The first one counts."""
 
 EXITS = {"driver-manager profile check broken.toml": 2}
 """Commands that do not end with 0, by what is run."""
@@ -117,7 +104,7 @@ def files(page: Path) -> dict[str, str]:
 
 def substituted(text: str) -> str | None:
     """What is run for the command `text`, None where nothing is. Raises Unknown."""
-    for one in SUBSTITUTIONS:
-        if re.fullmatch(one.pattern, text):
-            return re.sub(f"^{one.pattern}$", one.instead, text) if one.instead is not None else None
+    for pattern, instead, _ in SUBSTITUTIONS:
+        if re.fullmatch(pattern, text):
+            return re.sub(f"^{pattern}$", instead, text) if instead is not None else None
     raise Unknown(f"say in tests/support/docs/console.py what becomes of: {text}")
