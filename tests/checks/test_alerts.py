@@ -61,11 +61,14 @@ def queries() -> list[tuple[str, str]]:
     return [(title, text.replace("$__rate_interval", "1m").replace("$node", ".*")) for title, text in found]
 
 
-def test_the_alerts_are_those_that_are_promised() -> None:
+def test_the_alerts_are_those_that_are_promised_and_the_component_has_all_its_files() -> None:
     run = {"DriverWedged", "DriverNodeHeld", "DriverRunFailing", "DriverRebootWaiting", "DriverWatchDown"}
     run |= {"DriverNeedsService", "DriverRecoveryWaiting"}
     assert ALERTS.keys() == {*run, "RolloutHalted", "RolloutStuck", "RolloutSlow", "RolloutControllerDown"}
     assert only(render("rebellions", "metrics"), "PrometheusRule")["spec"] == RULES, "both files have the same"
+    body = yaml.safe_load((COMPONENT / "kustomization.yaml").read_text())
+    named = {*body["resources"], *(one["path"] for one in body["patches"])}
+    assert {path.name for path in COMPONENT.iterdir()} == named | {"rules.yaml", "dashboard.json", "kustomization.yaml"}
 
 
 @pytest.mark.parametrize("name", ALERTS)
@@ -95,14 +98,12 @@ def test_the_alert_for_a_target_that_does_not_answer_finds_those_of_the_pod_moni
         assert f'up{{component="{labels["component"]}"}}' in ALERTS[alert]["expr"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("DaemonSet", "{}-driver"), ("Deployment", "{}-driver-rollout")], ids=["driver", "rollout"]
-)
+@pytest.mark.parametrize(("kind", "part"), [("DaemonSet", "driver"), ("Deployment", "driver-rollout")])
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_pod_monitor_selects_its_pods_and_a_port_that_they_have(overlay: str, kind: str, name: str) -> None:
-    objects = render(overlay, "metrics")
-    monitor = only(objects, "PodMonitor", name.format(overlay))
-    watched = only([*objects, *render(f"{overlay}/rollout")], kind, name.format(overlay))
+def test_a_pod_monitor_selects_its_pods_and_a_port_that_they_have(overlay: str, kind: str, part: str) -> None:
+    objects, name = render(overlay, "metrics"), f"{overlay}-{part}"
+    monitor = only(objects, "PodMonitor", name)
+    watched = only([*objects, *render(f"{overlay}/rollout")], kind, name)
     assert monitor["metadata"]["namespace"] == watched["metadata"]["namespace"]
     template = watched["spec"]["template"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
@@ -137,12 +138,6 @@ def test_grafana_takes_the_dashboard() -> None:
     assert len(set(cells)) == len(cells), "no panel lies over another"
     assert {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]} == {"${datasource}"}
     assert {one["name"] for one in DASHBOARD["templating"]["list"]} == {"datasource", "node"}
-
-
-def test_the_component_has_all_its_files() -> None:
-    body = yaml.safe_load((COMPONENT / "kustomization.yaml").read_text())
-    named = {*body["resources"], *(one["path"] for one in body["patches"])}
-    assert {path.name for path in COMPONENT.iterdir()} == named | {"rules.yaml", "dashboard.json", "kustomization.yaml"}
 
 
 TAKES_TIME = {"RolloutSlow"}

@@ -108,14 +108,12 @@ def test_every_part_is_for_the_oldest_python_that_the_project_is_for() -> None:
     assert {name: python for name, python in wanted.items() if oldest not in SpecifierSet(python)} == {}
 
 
-FIELDS = ("License-Expression", "Classifier", "License")
-
-
 def licence_of(found: PackageMetadata) -> str:
     """What a distribution says of its licence, "" where it says nothing."""
-    said = {field: [str(text) for text in found.get_all(field) or []] for field in FIELDS}
-    classifiers = [text.rpartition(" :: ")[2] for text in said["Classifier"] if text.startswith("License")]
-    return next((text for text in (*said["License-Expression"], *classifiers, *said["License"]) if text), "")
+    fields = ("License-Expression", "Classifier", "License")
+    expressions, classifiers, plain = ([str(text) for text in found.get_all(field) or []] for field in fields)
+    named = [text.rpartition(" :: ")[2] for text in classifiers if text.startswith("License")]
+    return next((text for text in (*expressions, *named, *plain) if text), "")
 
 
 def is_allowed(licence: str) -> bool:
