@@ -216,8 +216,8 @@ def test_every_command_line_and_every_variable_of_ours_is_understood() -> None:
         for template in templates(render(overlay, *further)):
             ours = {name: one for name, one in containers_of(template).items() if name != "driver"}
             for name, container in ours.items():
-                program, *words = [*container["command"], *container.get("args", [])]
-                assert program == "driver-manager"
+                words: list[str] = [*container["command"], *container.get("args", [])]
+                assert words.pop(0) == "driver-manager"
                 command: click.Command | None = cli
                 while isinstance(command, click.Group):
                     command = command.get_command(click.Context(command), words.pop(0))

@@ -7,10 +7,10 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.assurance.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
 
@@ -86,11 +86,11 @@ def every_line_mutant(checkout: Path, path: str) -> list[LineMutant]:
         start, end = source.rfind("\n", 0, edit.start) + 1, f"{source}\n".find("\n", edit.end)
         line = source.count("\n", 0, start) + 1
         of_line[line] += 1
-        name, search = f"{path}:{line}:{of_line[line]}", source[edit.start : edit.end]
         before, after = source[start:end], source[start : edit.start] + edit.text + source[edit.end : end]
-        mutant = Mutant("a changed line is tested", path, search, edit.text, tests, LIMIT_S, name=name)
-        place = (edit.start, line, before.strip(), after.strip(), farther)
-        found.append(LineMutant(*astuple(mutant), *place))
+        place: dict[str, Any] = {"name": f"{path}:{line}:{of_line[line]}", "at": edit.start, "line": line}
+        place |= {"before": before.strip(), "after": after.strip(), "farther": farther}
+        search, breaks = source[edit.start : edit.end], "a changed line is tested"
+        found.append(LineMutant(breaks, path, search, edit.text, tests, LIMIT_S, **place))
     return found
 
 

@@ -28,9 +28,9 @@ def picture() -> str:
 def acts() -> dict[HealthState, list[MarkChange]]:
     """What each state may do to the marks on the host: `due` asked about every mixture of surroundings."""
     found: dict[HealthState, list[MarkChange]] = {}
-    flags: tuple[object, ...] = (True, False)
-    facts = {"is_loaded": flags, "is_reconciling": flags, "ready": (None, True, False), "is_withdrawn": flags}
-    facts |= {"can_request": flags, "marker": MARKERS}
+    flags = (True, False)
+    names = ("is_loaded", "is_reconciling", "is_withdrawn", "can_request")
+    facts: dict[str, tuple[object, ...]] = {**dict.fromkeys(names, flags), "ready": (None, *flags), "marker": MARKERS}
     for state, failures, by_hand in itertools.product(HealthState, (0, 3), flags):
         history = History(state, failures=failures, is_muted_by_hand=by_hand)
         for values in itertools.product(*facts.values()):
