@@ -27,7 +27,7 @@ from tests.support.selection import examples
 
 conforms = fastjsonschema.compile(schemas.schema("profile"), use_default=False)
 SHIPPED = {path.stem: path.read_text() for path in sorted(Path(profiles.__file__).parent.glob("*.toml"))}
-KEYS = every_key()
+KEYS = tuple(every_key())
 
 TEXTS = some.text(some.characters(exclude_categories=["Cs"], exclude_characters="\x7f"), max_size=300)
 SPECIAL = ("", "auto", "true", "/", "/run/../etc", "a/b", "example.com/x", "in-place", "reboot", "\x00")

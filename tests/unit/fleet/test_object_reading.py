@@ -19,7 +19,7 @@ from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from driver_manager.domain.schema import FieldType, fields_of
 from tests.assurance.fuzz.target import assert_conforms
 from tests.support.docs.rollout_object import definition
-from tests.support.docs.spec_fields import choices, default, every_field, example
+from tests.support.docs.spec_fields import MEANINGS, choices, default, every_field
 from tests.support.fakes.rollout_objects import BAD, BAD_WISHES, BESIDE, BLANK, FULL, Bad, Json, but, rollout, zones
 from tests.support.fakes.rollout_objects import SPEC as SHORTEST
 
@@ -30,6 +30,11 @@ JSON = st.recursive(
 )
 TEXTS = ("", "a", "rack", "10%", "30s", "a=b,=", "Sat 02:00-03:00", "UTC", "True", "off", "\u2028")
 SHORT_TEXTS = st.sampled_from(TEXTS)
+
+
+def example(path: str) -> Any:
+    """An example, None for an object, a list and a removed field."""
+    return MEANINGS.get(path, ("", None))[1]
 
 
 def near(record: type, at: str = "") -> st.SearchStrategy[Json]:
