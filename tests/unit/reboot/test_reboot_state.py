@@ -46,7 +46,8 @@ def test_a_record_that_is_encoded_is_decoded_again(record: Record) -> None:
 
 def test_seconds_that_are_none_and_an_attempt_at_no_moment_are_refused() -> None:
     text = json.dumps(GOOD | {"pending": GOOD["pending"] | {"commanded": 0}})
-    texts = [text.replace('"commanded": 0', f'"commanded": {one}') for one in ("NaN", "Infinity", '"1"', "true")]
+    texts = ["", "garbage", "[]", "7"]
+    texts += [text.replace('"commanded": 0', f'"commanded": {one}') for one in ("NaN", "Infinity", '"1"', "true")]
     moments = (-1, 10**12, 10**40, 1.5, True)
     texts += [json.dumps(GOOD | {"attempts": [{"at": at, "reason": "upgrade"}]}) for at in moments]
     for one in texts:
@@ -117,6 +118,9 @@ def test_slots_that_are_not_understood_are_refused() -> None:
     for change, said in rows:
         with pytest.raises(state.SlotsUnreadable, match=said):
             state.decode_slots(json.dumps({"schema": 1, "holders": [], **change}))
+    for text in ("", "garbage", "[]", "7"):
+        with pytest.raises(state.SlotsUnreadable):
+            state.decode_slots(text)
 
 
 REQUEST = RebootRequest("boot-1", "recovery", 1_700_000_000)
