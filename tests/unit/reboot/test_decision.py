@@ -132,7 +132,7 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
     ("foreign", state(snapshot=look(node="x"), record=Record()), Act.NOTHING, "for node x, not for node-1"),
     ("another reason", under_way(snapshot=look(reason="recovery")), Act.RELEASE, "recovery, not upgrade"),
     ("told", under_way(record=given_to(commanded_s=9_999.0, given=True)), Act.WAIT, "waiting up to 299 s"),
-    ("disobeys", under_way(record=given_to(commanded_s=9_700.0, given=True)), Act.FORCE, "still running 300 s after"),
+    ("ignored", under_way(record=given_to(commanded_s=9_700.0, given=True)), Act.FORCE, "is still running 300 s after"),
     ("forced", under_way(record=given_to(**COMMANDED, forced_s=9_990.0)), Act.WAIT, "by sysrq"),
     ("hopeless", under_way(record=given_to(**COMMANDED, forced_s=9_940.0)), Act.GIVE_UP, "neither"),
     ("maybe not told", under_way(record=given_to(commanded_s=9_999.0), slots=MINE), Act.REBOOT, ALL_MET),
