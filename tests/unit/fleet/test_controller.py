@@ -470,6 +470,15 @@ def test_a_pod_whose_name_is_taken_by_one_that_is_never_shown_is_asked_for_seldo
 # objects and records that cannot be read or are gone
 
 
+def test_a_rollout_that_cannot_be_read_says_what_is_wrong_and_goes_on_once_it_is_corrected() -> None:
+    scene = fleet(2, windows="at night")
+    run = ControllerRun(scene)
+    run.until_phase("Stalled")
+    assert "spec.windows is 'at night'" in scene.rollout()["status"]["conditions"][0]["message"]
+    scene.edit_rollout(windows="00:00-24:00")
+    run.until_phase("Complete")
+
+
 def left_behind(nodes: int = 3, parallel: int = 2) -> tuple[FleetScene, ControllerRun, str]:
     """A rollout of which nodes are marked and keep their pods still; the new revision."""
     scene, run, new = upgrading(nodes, maxParallel=parallel)
