@@ -607,9 +607,22 @@ def test_a_driver_is_never_compared_with_itself(tmp_path: Path, tools: Tools) ->
         assert (file.layout_matches, file.flags_match) == (matches, matches), listed
 
 
-@pytest.mark.submission
-def test_loadpin_accepts_no_module_from_another_file_system(tree: Tree) -> None:
-    """On real mounts."""
+MADE = f"$0/opt/driver/lib/modules/{KERNEL}"
+OPT = f"mount -t tmpfs tmpfs $0/opt && mkdir -p {MADE} &&"
+
+
+@pytest.mark.parametrize(
+    ("mount", "is_elsewhere"),
+    [
+        (f"mount -t tmpfs tmpfs {MADE} &&", True),  # the root's own folder is on the host's file system
+        (OPT, True),
+        (f"mkdir -p $0/tree && {OPT} mount --bind $0/tree {MADE} &&", False),
+        ("mount -t tmpfs tmpfs $0/lib/modules && cp -r $0/copy/. $0/lib/modules &&", True),
+        ("", False),
+    ],
+)
+def test_loadpin_accepts_no_module_from_another_file_system(tree: Tree, mount: str, is_elsewhere: bool) -> None:
+    """On a real mount."""
     rows: tuple[tuple[dict[str, str], bool], ...] = (
         ({}, False),
         ({"proc/sys/kernel/loadpin/enabled": "1"}, True),
@@ -629,19 +642,11 @@ def test_loadpin_accepts_no_module_from_another_file_system(tree: Tree) -> None:
         tree.put(f"{host}/{name}", "")
     shutil.copytree(tree.root / "lib/modules", tree.root / "copy")
     (tree.root / f"opt/driver{host}").mkdir(parents=True)
-    made = f'at=$0/opt/driver{host}; echo rebellions.ko: > "$at/modules.dep" && touch "$at/rebellions.ko" && exec "$@"'
-    opt = f"mount -t tmpfs tmpfs $0/opt && mkdir -p $0/opt/driver{host} &&"
+    made = f'at={MADE}; echo rebellions.ko: > "$at/modules.dep" && touch "$at/rebellions.ko" && exec "$@"'
     given = json.dumps([files for files, _ in rows])
-    for mount, is_elsewhere in {
-        f"mount -t tmpfs tmpfs $0/opt/driver{host} &&": True,  # the root's own folder is on the host's file system
-        opt: True,
-        f"mkdir -p $0/tree && {opt} mount --bind $0/tree $0/opt/driver{host} &&": False,
-        "mount -t tmpfs tmpfs $0/lib/modules && cp -r $0/copy/. $0/lib/modules &&": True,
-        "": False,
-    }.items():
-        words = [*unshare(), "sh", "-c", f"{mount} {made}", root, executable, "-c", PINNED, root, given]
-        ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-        assert ran.stdout.splitlines() == [str((is_out and is_elsewhere, False)) for _, is_out in rows], mount
+    words = [*unshare(), "sh", "-c", f"{mount} {made}", root, executable, "-c", PINNED, root, given]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.splitlines() == [str((is_out and is_elsewhere, False)) for _, is_out in rows]
 
 
 PINNED = f"""
@@ -653,7 +658,7 @@ root = Path(sys.argv[1])
 for files in json.loads(sys.argv[2]):
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
+        (root / path).write_text(text + "\\n")
     trees = ModuleTrees(HostRoots(root, root / "proc", root / "sys", root / "dev"), {KERNEL!r})
     print(tuple(trees.source(one, ("rebellions",)).is_pinned_out for one in ("/opt/driver", "/")))
     for path in files:
