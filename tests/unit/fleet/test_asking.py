@@ -145,9 +145,8 @@ def undo(facts: spec.Fleet, to: str = "") -> requests.Request:
     return requests.undo(facts, NOW_S, to, "w")
 
 
-@pytest.mark.parametrize(
-    ("ask", "what", "remedy"),
-    [
+def test_what_would_change_nothing_is_refused() -> None:
+    rows: tuple[tuple[Callable[[], object], str, str], ...] = (
         (lambda: approve(gated(False, False)), NOTHING_WAITS, "No later wave needs one."),
         (lambda: approve(gated(True, False, done="")), NOTHING_WAITS, "To approve ahead of time, use --wave 2."),
         (lambda: approve(gated(True, False, done="ab")), NOTHING_WAITS, "No later wave needs one."),
@@ -176,10 +175,9 @@ def undo(facts: spec.Fleet, to: str = "") -> requests.Request:
         (lambda: undo(ASIDE), STANDS_ASIDE, ""),
         (lambda: requests.pause(requests.pause(WAITING).after), "the rollout is paused already", ""),
         (lambda: requests.resume(WAITING), "the rollout is not paused", ""),
-    ],
-)
-def test_what_would_change_nothing_is_refused(ask: Callable[[], object], what: str, remedy: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        ask()
-    assert what in refused.value.what
-    assert remedy in refused.value.remedy
+    )
+    for ask, what, remedy in rows:
+        with pytest.raises(ConfigError) as refused:
+            ask()
+        assert what in refused.value.what
+        assert remedy in refused.value.remedy
