@@ -120,7 +120,9 @@ def test_a_driver_root_that_leads_to_a_folder_the_host_lives_in_is_refused(tree:
         "io.containerd.runtime.v2.task/k8s.io/0c4f/rootfs",
     ],
 )
-@pytest.mark.parametrize("kubelet", ["/var/lib/k0s/kubelet", "/var/snap/microk8s/common/lib/kubelet", "/data/driver/k"])
+@pytest.mark.parametrize(
+    "kubelet", ["/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/data/driver/k"]
+)
 def test_a_driver_root_with_mounts_of_pods_in_it_is_refused(tree: Tree, kubelet: str, mounted: str) -> None:
     root = "/".join(kubelet.split("/")[:4])
     (tree.root / root.lstrip("/")).mkdir(parents=True)

@@ -54,13 +54,11 @@ class Clearing:
 
     @property
     def journal(self) -> Journal | None:
-
         text = self.world.node.annotations.get(PROFILE.keys.journal)
         return journals.decode(text).claims if text is not None else None
 
     @property
     def driver(self) -> Pod | None:
-
         return self.world.cluster.listed.get(OLD)
 
     @property
@@ -73,7 +71,6 @@ class Clearing:
             cluster.add_pod(replace(pod, phase=phase, have_ended=True))
 
     def next_pod(self) -> None:
-
         self.end_pods("Failed")
         self.clears += 1
         name = self.world.pod = f"clear-{self.clears}"
