@@ -238,11 +238,13 @@ def say(line: str) -> None:
 
 def lacking() -> dict[str, str]:
     """The tiers that cannot run on this machine, each with the reason."""
-    found = {"cluster": [], "image": builder.missing(), "kernel": tools.missing(), "node": machine.missing()}
+    cluster = []
     try:
         os.environ["KUBEBUILDER_ASSETS"] = str(assets.control_plane())
     except TierError as error:
-        found["cluster"] = [str(error)]
+        cluster = [str(error)]
+    # The node tier needs that variable.
+    found = {"cluster": cluster, "image": builder.missing(), "kernel": tools.missing(), "node": machine.missing()}
     return {tier: "; ".join(reasons) for tier, reasons in found.items() if reasons}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -143,6 +144,15 @@ def test_a_tier_that_cannot_run_fails_in_ci(ci: str, status: int, only: None, mo
     monkeypatch.setenv("CI", ci)
     monkeypatch.setattr(runner, "lacking", lambda: {"node": "no kubelet"})
     assert runner.whole(SUBMISSION, [], None) == status
+
+
+def test_the_node_tier_is_asked_once_the_control_plane_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    monkeypatch.setattr(runner.assets, "control_plane", lambda: Path("/binaries"))
+    for tier in (runner.builder, runner.tools):
+        monkeypatch.setattr(tier, "missing", list)
+    monkeypatch.setattr(runner.machine, "missing", lambda: [] if "KUBEBUILDER_ASSETS" in os.environ else ["a server"])
+    assert runner.lacking() == {}
 
 
 def test_an_interrupted_run_is_not_green(only: None, monkeypatch: pytest.MonkeyPatch) -> None:
