@@ -129,7 +129,7 @@ FIELDS: list[tuple[str, dict[str, Any], Any]] = [
     ("claims", claiming(None, extended={}), ()),
     # volumes
     *(("has_empty_dir", {"spec": {"volumes": volumes}}, False) for volumes in (None, [], [MOUNT])),
-    ("has_empty_dir host_paths", {"spec": {"volumes": [MOUNT, {"name": "w", "emptyDir": {}}]}}, (True, ("/x",))),
+    ("has_empty_dir host_paths", {"spec": {"volumes": [MOUNT, {"emptyDir": {}}, MOUNT]}}, (True, ("/x", "/x"))),
     ("has_empty_dir", {"spec": {"volumes": [{"configMap": {}}, {"emptyDir": {"medium": "Memory"}}]}}, True),
     ("has_empty_dir", {"spec": {"volumes": [{"name": "emptyDir", "secret": {}}]}}, False),
     ("selector_keys", {"spec": {"nodeSelector": {"a": "b"}}}, frozenset({"a"})),
