@@ -29,7 +29,7 @@ MORE_SECONDS = 60
 
 SHARES = 6
 CATALOGUE = "tests/assurance/mutants/catalogue.py"
-ENTRY = re.compile(r"([\w-]+): ")
+ENTRY = re.compile(r"(\w[\w-]*): ")
 """How a mutant begins in the catalogue."""
 NEW = "\x1b[32m"
 MOVED = ("-c", "color.diff.new=green", "-c", "color.diff.newMoved=blue")

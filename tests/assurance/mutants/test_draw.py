@@ -114,7 +114,7 @@ def test_mutants_by_rule_are_those_of_changed_lines_of_the_package(checkout: Pat
 
 def test_a_mutant_that_is_new_or_changed_is_drawn(checkout: Path) -> None:
     for replacement in ("4", "5"):
-        text = f"node: a promise\ncore/nodes.py, by unit/core/test_nodes.py\n-3\n+{replacement}\n"
+        text = f"node: a promise\ncore/nodes.py, by unit/core/test_nodes.py\n-n: int = 3\n+n: int = {replacement}\n"
         commit(checkout, {"tests/assurance/mutants/catalogue.py": text})
         assert drawn(checkout).changed == [NODE]
 
