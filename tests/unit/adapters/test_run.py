@@ -280,7 +280,6 @@ def test_a_process_that_cannot_be_made_leaves_nothing_open(clock: LoopClock, mon
 AS_INIT = """
 import ctypes, os, sys
 from pathlib import Path
-from typing import Any
 from driver_manager.adapters.process import supervisor, tools
 from driver_manager.adapters.process.clock import LoopClock
 assert ctypes.CDLL(None).prctl(tools.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
