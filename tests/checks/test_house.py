@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
 MODULES = 125
-PACKAGE_LINES = 46_700
+PACKAGE_LINES = 46_600
 TEST_LINES = 81_000
 
 CHOICES_AMONG_STEPS = 9

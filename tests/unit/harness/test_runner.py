@@ -8,7 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.support import runner
+from tests.support import assets, runner
+from tests.support.image import builder
+from tests.support.kernel import tools
+from tests.support.node import machine
 from tests.support.runner import QUICK, RELEASE, SUBMISSION, Part, Result, Running
 from tests.support.tiers import skip_or_fail
 
@@ -148,10 +151,10 @@ def test_a_tier_that_cannot_run_fails_in_ci(ci: str, status: int, only: None, mo
 
 def test_the_node_tier_is_asked_once_the_control_plane_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
-    monkeypatch.setattr(runner.assets, "control_plane", lambda: Path("/binaries"))
-    for tier in (runner.builder, runner.tools):
+    monkeypatch.setattr(assets, "control_plane", lambda: Path("/binaries"))
+    for tier in (builder, tools):
         monkeypatch.setattr(tier, "missing", list)
-    monkeypatch.setattr(runner.machine, "missing", lambda: [] if "KUBEBUILDER_ASSETS" in os.environ else ["a server"])
+    monkeypatch.setattr(machine, "missing", lambda: [] if "KUBEBUILDER_ASSETS" in os.environ else ["a server"])
     assert runner.lacking() == {}
 
 
