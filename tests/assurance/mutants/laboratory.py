@@ -31,7 +31,7 @@ from tests.assurance.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 FORK_SERVER = CHECKOUT / "tests/assurance/mutants/fork_server.py"
-COPIED = (PACKAGE, "deploy", "docs", "images", "requirements", "scripts", "tests", "pyproject.toml")
+COPIED = (PACKAGE, "README.md", "deploy", "docs", "images", "requirements", "scripts", "tests", "pyproject.toml")
 """What unit tests read."""
 CONTROL_LIMIT_S = 3_600
 FAR_LIMIT_S = 900
