@@ -188,7 +188,9 @@ def test_a_recovery_whose_processes_are_killed_at_random_ends_as_an_undisturbed_
         node.wedge()
         kills = 0
         while kills < 6 and len(node.attempts) < MOST_RESETS and not is_healed():
-            kills += kill_task(watch, dice.uniform(0.0, 0.8), lambda: len(node.attempts) < MOST_RESETS)
+            # At least one is killed, as no process ends in its first tenth of a second.
+            after_s = dice.uniform(0.0, 0.8 if kills else 0.1)
+            kills += kill_task(watch, after_s, lambda: len(node.attempts) < MOST_RESETS)
         wait_until(is_healed, "the Event")
         node.wait_healed()
     assert kills
