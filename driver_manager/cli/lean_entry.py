@@ -9,9 +9,12 @@ from typing import Any
 
 MAX_DOCUMENT_BYTES = 1024 * 1024
 
-LAZY = ("ipaddress", *(f"msgspec.{name}" for name in ("inspect", "json", "msgpack", "toml", "yaml")))
+LAZY = (
+    *("ipaddress", "ntpath", "threading"),
+    *(f"msgspec.{name}" for name in ("inspect", "json", "msgpack", "toml", "yaml")),
+)
 """Modules that are imported and hardly ever used. ipaddress takes 0.6 MiB: urllib.parse, which pathlib imports, uses it
-for IPv6 addresses."""
+for IPv6 addresses. threading takes 0.2 MiB: a loop has one thread."""
 
 FOREIGN_TYPES: dict[str, dict[str, Any]] = {
     "decimal": {"Decimal": type("Decimal", (), {})},
