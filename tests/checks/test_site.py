@@ -29,7 +29,7 @@ def npm() -> None:
 
 
 @pytest.mark.submission
-def test_the_site_has_every_page_and_asks_nobody_else_for_anything(npm: None, tmp_path: Path) -> None:
+def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(npm: None, tmp_path: Path) -> None:
     html = site.build(tmp_path)
     built = {path.name: path.read_text(encoding="utf-8") for path in html.glob("*.html")}
     assert built.keys() == {"404.html", "index.html", *(f"{page.stem}.html" for page in PAGES if page.parent == DOCS)}

@@ -67,7 +67,7 @@ def test_without_any_mutant_the_same_tests_pass(laboratory: Laboratory) -> None:
     ],
     ids=["it changes nothing", "its text is gone", "its text is there twice", "its test is gone", "it is no Python"],
 )
-def test_a_mutant_that_is_of_no_use_is_told(
+def test_a_useless_mutant_is_reported(
     laboratory: Laboratory, change: dict[str, Any], end: End, says: str
 ) -> None:
     ended = laboratory.verdict(replace(FITTING, **change)).result()

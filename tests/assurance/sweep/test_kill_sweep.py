@@ -46,7 +46,7 @@ def test_every_path_has_writes_to_the_api_and_to_the_host(recordings: Record) ->
         assert {effect.place for effect in recordings(path).effects} == {Place.API, Place.HOST}
 
 
-def test_what_the_kernel_is_told_of_devices_is_among_the_effects(recordings: Record) -> None:
+def test_writes_to_device_attributes_are_among_the_effects(recordings: Record) -> None:
     for name, told in (
         ("to-virtual-machines", "drivers_probe"),
         ("back-from-virtual-machines", f"devices/{DEVICES[0]}/driver/unbind"),

@@ -184,7 +184,7 @@ class ClusterContract:
         assert (len(found), {one["metadata"]["name"] for one in found}) == (5, pods)
         assert cluster.traffic() == (1 + 3, 0)
 
-    def test_a_pod_that_is_told_to_end_says_by_when_it_should_have(self, target: Target) -> None:
+    def test_a_terminating_pod_has_its_deadline(self, target: Target) -> None:
         name = target.make_node()
         pod = target.make_pod(name, grace_s=600)
         cluster = target.cluster(name)

@@ -89,7 +89,7 @@ class WorkloadsContract:
 
     # whose cordon it is
 
-    def test_a_cordon_is_on_record_for_whoever_set_it_last(self, target: Target) -> None:
+    def test_a_cordon_is_recorded_for_its_last_owner(self, target: Target) -> None:
         name = target.make_node()
         cluster = target.cluster(name)
         assert cluster.node().cordon_manager == ""

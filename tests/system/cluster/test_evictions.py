@@ -107,7 +107,7 @@ def test_a_pod_that_no_label_moves_is_refused_before_and_evicted_where_that_is_a
 
 
 @pytest.mark.shares(6)
-def test_after_a_failure_the_next_run_waits_until_it_is_told_to_end_or_a_deploy_label_is_switched_off(
+def test_after_a_failure_the_next_run_waits_for_sigterm_or_a_deploy_label_that_is_switched_off(
     one: CommandRunner, placed: Operands
 ) -> None:
     note, exporter = one.tree.root / NOTE.lstrip("/"), placed.deploy_labels["metrics-exporter"]

@@ -189,7 +189,7 @@ def test_scripted_answers_have_a_status_and_a_time_to_wait(
     assert [exchange.status for exchange in proxy.exchanges()][-2:] == [429, 200]
 
 
-def test_a_watch_is_cut_in_the_middle_of_a_line_or_told_that_its_version_is_too_old(
+def test_a_watch_is_cut_in_the_middle_of_a_line_or_ended_because_its_version_is_too_old(
     control_plane: ControlPlane, proxy: Proxy, through: Api, target: Node
 ) -> None:
     proxy.script.add(Fault(CutLine(), "watch"), Fault(CutLine(clean=True), "watch", nth=2))

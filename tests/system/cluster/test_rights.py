@@ -546,7 +546,7 @@ def complaint(scene: Scene, right: Right) -> list[str]:
 
 
 @pytest.mark.shares(6)
-def test_every_right_is_needed_said_where_it_lacks_and_all_of_them_are_enough(scene: Scene, admin_api: Api) -> None:
+def test_every_right_is_needed_reported_where_it_is_missing_and_all_of_them_are_enough(scene: Scene, admin_api: Api) -> None:
     fleet, rights = scene.fleet, rights_of(SHIPPED, ROLLOUT_ACCOUNT)
     for right in (one for one in rights if one[4] in AT_ONCE or one[2] == "leases"):
         with without(admin_api, SHIPPED, ROLLOUT_ACCOUNT, right):

@@ -223,7 +223,7 @@ LADDER = 'recovery = ["reload", "reboot"]'
 
 @pytest.mark.shares(6)
 @pytest.mark.parametrize(("ladder", "asked"), [(LADDER, ["get nodes"]), ('recovery = ["reboot"]', [])])
-def test_a_wedge_is_told_once_and_after_that_only_an_approval_is_looked_for(
+def test_a_wedge_is_reported_once_and_then_only_the_approval_is_read(
     watched: WatchedNode, tmp_path: Path, ladder: str, asked: list[str]
 ) -> None:
     proxy, profile = watched.scene.world.proxy, tmp_path / "profile.toml"

@@ -105,7 +105,7 @@ def test_collect_in_a_debug_pod_has_the_logs_of_the_kubelet_and_no_key_of_the_ku
     assert [name for name, text in found.items() for key in keys if key in text] == []
 
 
-def test_what_a_run_said_last_is_in_the_pods_status(held: Drivers) -> None:
+def test_the_last_line_of_a_run_is_in_the_pods_status(held: Drivers) -> None:
     """`logs --previous` may be gone; the page names the field."""
     held.want(held.version, POD_TERMINATION_TIMEOUT="1s")
     pod = held.delete_pod(grace_s=0)

@@ -42,7 +42,7 @@ def tell(number: signal.Signals = signal.SIGTERM) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_is_kept_until_somebody_asks(clock: SystemClock, number: signal.Signals) -> None:
+def test_a_signal_is_kept_until_it_is_asked_for(clock: SystemClock, number: signal.Signals) -> None:
     clock.check()
     tell(number)
     for _ in range(2):
@@ -206,7 +206,7 @@ def test_an_exception_of_the_call_does_not_stop_the_next_ones(clock: SystemClock
 
 
 @pytest.mark.submission
-def test_after_it_nobody_speaks_and_the_outer_one_goes_on(clock: SystemClock) -> None:
+def test_after_it_nothing_is_logged_and_the_outer_one_goes_on(clock: SystemClock) -> None:
     outer, inner, over = threading.Event(), list[int](), list[int]()
     with clock.every(0.02, outer.set):
         with clock.every(0.02, lambda: inner.append(1)):

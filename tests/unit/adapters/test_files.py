@@ -208,7 +208,7 @@ def test_nothing_of_the_container_is_touched_when_the_folder_is_swapped(tmp_path
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_a_folder_that_is_swapped_all_the_time_leads_nobody_out(tmp_path: Path) -> None:
+def test_a_folder_that_is_replaced_all_the_time_never_leads_outside_the_root(tmp_path: Path) -> None:
     case, is_over, seen = Swapped(tmp_path), threading.Event(), set[str | None]()
 
     def swaps() -> None:

@@ -182,7 +182,7 @@ def test_a_node_that_is_held_does_not_serve_however_its_driver_came(tree: Tree) 
     assert figures.read().windows == 0
 
 
-def test_a_host_that_cannot_be_read_or_changed_is_said_with_its_path(tree: Tree) -> None:
+def test_a_host_that_cannot_be_read_or_changed_is_reported_with_its_path(tree: Tree) -> None:
     (tree.root / STATE.lstrip("/")).mkdir(parents=True)
     with pytest.raises(ConfigError, match=rf"^cannot read or change {STATE} on the host: ") as caught:
         tree.notes().sighting()
@@ -246,7 +246,7 @@ def test_a_kill_at_any_change_of_the_file_system_is_mended_by_the_next_process(t
     assert 3 < number < MOST_EFFECTS - 1, "every effect was met"
 
 
-def test_a_symlink_that_leads_nowhere_in_the_markers_place_is_said_and_stays(tree: Tree) -> None:
+def test_a_broken_symlink_in_the_markers_place_is_reported_and_stays(tree: Tree) -> None:
     tree.marker.parent.mkdir(parents=True)
     tree.marker.symlink_to("absent")
     assert tree.seen().may_request

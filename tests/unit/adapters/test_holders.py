@@ -139,7 +139,7 @@ def test_a_device_opened_by_another_path_is_known_by_name_and_number(host: Proc,
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_who_does_not_answer_is_named_hides_nobody_and_is_not_asked_again(host: Proc) -> None:
+def test_a_process_that_does_not_answer_is_named_hides_no_other_and_is_not_asked_again(host: Proc) -> None:
     host.process(7, cgroup=CGROUPS["v2-systemd"])
     host.process(8, maps=MAP.format("/dev/rbln0"))
     (host.proc / "7/maps").unlink()
@@ -193,7 +193,7 @@ def test_processes_that_vanish_are_passed_over_and_one_that_hides_is_unknown(hos
     assert (hidden.pid, hidden.how) == (9, UNREAD)
 
 
-def test_no_device_shows_nobody_no_time_is_counted_and_no_proc_is_an_error(host: Proc, tmp_path: Path) -> None:
+def test_no_device_has_no_holder_no_time_is_counted_and_a_missing_proc_is_an_error(host: Proc, tmp_path: Path) -> None:
     host.process(7, "/dev/rbln0")
     with pytest.raises(ConfigError, match="shows no process"):  # unknown is not nobody
         find_holders(tmp_path / "absent", host.dev, PATTERNS)
@@ -220,7 +220,7 @@ def test_a_name_that_does_not_come_hides_no_pod(host: Proc, monkeypatch: Patch, 
     assert len(found) == 10
 
 
-def test_names_are_told_whole_and_those_that_are_no_text_do_not_break_it(host: Proc) -> None:
+def test_names_are_shown_whole_and_names_that_are_not_text_do_not_break_it(host: Proc) -> None:
     host.process(7, "/dev/rbln0", name="a-name-cut-here")
     (host.proc / "7/cmdline").write_bytes(b"/opt/a-name-cut-here-goes-on\0--flag\0")
     host.process(8, "/dev/rbln0", name="bad ) name (")

@@ -517,7 +517,7 @@ def test_killed_anywhere_the_slot_is_not_there_or_complete_and_the_next_one_ends
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_a_disk_that_is_full_at_any_moment_leaves_nothing_and_is_said(staging: SlotHost) -> None:
+def test_a_disk_that_is_full_at_any_moment_leaves_nothing_and_is_reported(staging: SlotHost) -> None:
     def stage() -> None:
         with pytest.raises(PreflightFailed, match="not enough space for another driver beside"):
             staging.stage(NEW)

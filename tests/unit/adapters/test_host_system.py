@@ -472,7 +472,7 @@ def test_modules_are_loaded_again_one_by_one_in_the_given_order(machine: Machine
         machine.system().reload(source("/opt/new"), ("rebellions_peer",), soon())
 
 
-def test_a_file_that_cannot_be_removed_or_written_is_told(machine: Machine) -> None:
+def test_a_file_that_cannot_be_removed_or_written_is_reported(machine: Machine) -> None:
     (machine.root / "run/rbln/folder").mkdir(parents=True)
     with pytest.raises(ModuleFailed, match="cannot remove /run/rbln/folder on the host"):
         machine.system().remove("/run/rbln/folder")
@@ -555,7 +555,7 @@ def test_a_busy_mount_is_detached_lazily(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("status", "why"), [(0, ""), (32, "umount: not mounted")])
-def test_a_mount_that_is_gone_is_fine_and_one_that_stays_is_told(machine: Machine, status: int, why: str) -> None:
+def test_a_mount_that_is_gone_is_accepted_and_one_that_stays_is_reported(machine: Machine, status: int, why: str) -> None:
     machine.on_umount = lambda _: Result(status, "", f"{why}.")
     machine.system().unmount(ROOT, soon())
     machine.put("/proc/1/mountinfo", mountinfo("/", ROOT))

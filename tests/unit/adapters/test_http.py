@@ -64,7 +64,7 @@ def test_a_request_gets_one_whole_answer(clock: LoopClock, server: StatusServer)
         assert rest == body
 
 
-def test_a_client_that_sends_nothing_holds_nobody_up(clock: LoopClock, server: StatusServer) -> None:
+def test_a_client_that_sends_nothing_delays_no_other(clock: LoopClock, server: StatusServer) -> None:
     with connect(server), connect(server) as half:
         half.sendall(b"GET /x HT")
         turn(clock)

@@ -346,7 +346,7 @@ def test_reads_end_with_sigterm_and_writes_do_not() -> None:
     }
 
 
-def test_a_told_process_does_not_even_begin_to_read(api: Scripted) -> None:
+def test_a_process_that_has_to_end_does_not_begin_to_read(api: Scripted) -> None:
     api.clock.ask_to_end()
     with pytest.raises(Terminated):
         api.cluster.node()
@@ -394,7 +394,7 @@ def presented(api: Scripted) -> list[str]:
     return [request.headers["authorization"].split()[1] for request in api.requests]
 
 
-def test_a_rotated_token_is_read_anew_at_once(cluster: KubeCluster, api: Scripted, token: Path) -> None:
+def test_a_rotated_token_is_read_again_at_once(cluster: KubeCluster, api: Scripted, token: Path) -> None:
     cluster.node()
     token.write_text("new")
     api.answer(Answer(401, status("expired")), Answer())
@@ -435,7 +435,7 @@ def test_each_attempt_may_meet_a_rotation_and_a_second_401_is_final(cluster: Kub
     assert len(api.requests) == 4 + 2
 
 
-def test_credentials_that_are_gone_from_the_disk_are_said(cluster: KubeCluster, api: Scripted, token: Path) -> None:
+def test_credentials_that_are_gone_from_the_disk_are_reported(cluster: KubeCluster, api: Scripted, token: Path) -> None:
     api.keeps_connections = is_in_pod(cluster)  # which need no CA
     cluster.node()
     (token.with_name(in_pod.AUTHORITY) if is_in_pod(cluster) else token).unlink()

@@ -78,7 +78,7 @@ def followed(fleet: FleetOverHttp, subject: Subject = NODES) -> list[str]:
 
 
 @pytest.mark.submission
-def test_a_subject_is_listed_and_then_each_change_is_told(fleet: FleetOverHttp) -> None:
+def test_a_subject_is_listed_and_then_each_change_is_delivered(fleet: FleetOverHttp) -> None:
     assert followed(fleet) == ["a", "b"]
     label(fleet, "seen")
     found = next_change(fleet, Seen).item.fact
@@ -92,7 +92,7 @@ def test_a_subject_is_listed_and_then_each_change_is_told(fleet: FleetOverHttp) 
     assert fleet.cluster.changes(fleet.clock.monotonic() + 0.5) == (), "what is followed no longer tells nothing"
 
 
-def test_a_list_comes_in_pages_and_is_told_as_one(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_comes_in_pages_and_is_delivered_as_one(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_fleet, "PAGE", 2)
     for name in "cde":
         fleet.store.create("nodes", {"metadata": {"name": name}})
@@ -133,7 +133,7 @@ def test_a_watch_whose_version_is_forgotten_lists_again(fleet: FleetOverHttp, mo
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_what_happens_between_two_watches_is_told(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_between_two_watches_are_delivered(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_fleet, "WATCH_S", 1.0)
     followed(fleet)
     numbers = itertools.count()
@@ -189,7 +189,7 @@ def test_what_is_refused_is_lost_until_it_is_allowed(fleet: FleetOverHttp, monke
     next_change(fleet, Found)
 
 
-def test_a_resource_that_is_not_served_is_said_as_such(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resource_that_is_not_served_is_reported_as_such(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_fleet, "_COLLECTIONS", {FactKind.ROLLOUTS: ("/apis/none/v9", "nones", "nones.none")})
     fleet.cluster.follow(frozenset({ROLLOUTS}))
     assert "list nones.none in namespace rbln-system (404)" in next_change(fleet, Lost).why

@@ -55,7 +55,7 @@ def test_a_json_patch_of_which_a_test_fails_is_a_conflict(api: Scripted, code: i
     assert request.query == {"fieldManager": ["driver-manager"]}
 
 
-def test_each_right_is_one_review_and_a_refusal_is_told(api: Scripted) -> None:
+def test_each_right_is_one_review_and_a_refusal_is_reported(api: Scripted) -> None:
     api.answer(Answer(body={"status": {"allowed": True}}), Answer(body={"status": {"allowed": False}}))
     assert api.cluster.refused((("patch", "nodes"), ("create", "pods/eviction"))) == (("create", "pods/eviction"),)
     assert [request.body["spec"]["resourceAttributes"] for request in api.requests] == [
@@ -174,7 +174,7 @@ def test_a_watch_that_sends_something_else_is_broken_and_not_the_end(api: Script
 
 
 @pytest.mark.parametrize("answer", [sent({"type": "ERROR", "object": {"code": 410}}), Answer(410, status("too old"))])
-def test_an_expired_version_is_told_by_status_or_by_event_and_not_tried_again(api: Scripted, answer: Answer) -> None:
+def test_an_expired_version_is_known_by_status_or_by_event_and_not_tried_again(api: Scripted, answer: Answer) -> None:
     api.answer(answer)
     with pytest.raises(WatchExpired):
         list(api.cluster.watch_pods("5", 30))
@@ -343,7 +343,7 @@ def test_all_pods_are_listed_where_that_is_allowed(api: Scripted) -> None:
 
 
 @pytest.mark.parametrize("recent", [False, True])
-def test_where_all_may_not_be_listed_those_at_home_are_and_it_is_said_once(api: Scripted, recent: bool) -> None:
+def test_without_the_right_to_list_all_pods_those_of_the_own_namespace_are_listed_and_it_is_logged_once(api: Scripted, recent: bool) -> None:
     api.cluster.home = HOME
     api.answer(FORBIDDEN, PODS)
     for _ in range(3):
@@ -368,7 +368,7 @@ def test_where_all_may_not_be_listed_those_at_home_are_and_it_is_said_once(api: 
     assert "namespace" not in patching.body["spec"]["resourceAttributes"]
 
 
-def test_who_may_list_neither_is_told_of_the_right_to_all(api: Scripted) -> None:
+def test_an_account_that_may_list_neither_gets_the_name_of_the_cluster_wide_right(api: Scripted) -> None:
     api.cluster.home = HOME
     api.answer(FORBIDDEN, Answer(403, status("nor here")), FORBIDDEN, PODS)
     with pytest.raises(ApiRefused, match=r"refused to list pods \(403\): cannot list .* at the cluster scope"):

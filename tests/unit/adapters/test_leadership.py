@@ -153,7 +153,7 @@ def test_a_renewal_whose_answer_is_lost_counts_from_the_next_one(pair: Pair) -> 
     assert pair.first.may_act()
 
 
-def test_an_edit_of_the_lease_by_somebody_else_costs_nobody_the_lead(pair: Pair) -> None:
+def test_an_edit_of_the_lease_by_a_user_does_not_cost_the_lead(pair: Pair) -> None:
     version = pair.lease["metadata"]["resourceVersion"]
     pair.server.answer("PATCH", {"metadata": {"resourceVersion": version, "annotations": {"a": "b"}}})
     pair.clock.sleep(RENEW_S)
@@ -213,7 +213,7 @@ def test_never_two_may_act_at_once(offsets: list[float], steps: list[Any]) -> No
         check()
 
 
-def test_in_the_end_somebody_leads() -> None:
+def test_in_the_end_one_process_leads() -> None:
     clock, server = FakeClock(), LeaseServer()
     controllers = [one(clock, server, f"c{number}")[0] for number in range(3)]
     for _ in range(100):

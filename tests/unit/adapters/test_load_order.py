@@ -100,7 +100,7 @@ def test_a_module_that_the_profile_lets_go_is_seen_with_who_holds_it_and_unloade
     assert host.names == {"core"}
 
 
-def test_the_kernel_is_told_where_the_firmware_is_and_it_is_looked_for_there(made: Made) -> None:
+def test_the_kernel_gets_the_firmware_folder_and_looks_there(made: Made) -> None:
     host = made(replace(ORDERED, paths=replace(ORDERED.paths, firmware="/var/lib/firmware")))
     assert host.facts(ROOT).firmware_path is None
     with pytest.raises(ModuleFailed, match=r"cannot set firmware_class\.path"):

@@ -140,7 +140,7 @@ def fill(log: LogReporter) -> None:
         log.info(f"line {number} {LONG}")
 
 
-def test_a_reader_that_does_not_read_costs_a_moment_once_and_is_told_how_much_it_missed(log: Log) -> None:
+def test_a_reader_that_does_not_read_costs_a_moment_once_and_gets_the_count_of_missed_lines(log: Log) -> None:
     ours = reporter(log.stream)
     begun = time.monotonic()
     fill(ours)
@@ -206,7 +206,7 @@ def test_a_reader_that_went_ends_no_run() -> None:
         fill(reporter(stream, as_json=True))
 
 
-def test_the_two_lines_of_a_failure_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_two_lines_of_a_failure_wait_for_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
@@ -295,7 +295,7 @@ def test_only_a_file_that_is_there_is_written(tmp_path: Path, kept: Path, place:
     assert "from the run before" in kept.read_text()
 
 
-def test_a_full_device_or_a_fifo_that_nobody_reads_does_not_hold_the_end_of_a_run(tmp_path: Path) -> None:
+def test_a_full_device_or_a_fifo_without_a_reader_does_not_delay_the_end_of_a_run(tmp_path: Path) -> None:
     full, fifo = Path("/dev/full"), tmp_path / "fifo"
     os.mkfifo(fifo)
     for path in (full, fifo):

@@ -195,7 +195,7 @@ def test_output_up_to_the_limit_is_whole(clock: LoopClock, tmp_path: Path) -> No
         assert (len(ran.out), ran.is_cut) == found
 
 
-def test_told_to_end_in_the_middle_the_tool_is_killed_and_nobody_waited_for(clock: LoopClock, tool: StandIn) -> None:
+def test_a_stop_in_the_middle_kills_the_tool_and_waits_for_no_child(clock: LoopClock, tool: StandIn) -> None:
     tool.be("hang ignoring TERM")
     told, over = list[float](), threading.Event()
 

@@ -72,7 +72,7 @@ def test_a_step_that_is_done_stays_with_the_time_that_it_took_and_then_nothing_i
     ]
 
 
-def test_the_step_that_failed_is_told_from_those_that_were_done_and_foreign_text_begins_no_line() -> None:
+def test_the_failed_step_is_distinguished_from_those_done_and_foreign_text_begins_no_line() -> None:
     log = Listed()
     log.step(1, 1, "load \x1b[2J\nforged")
     log.warn("said \x1b[1;1H\nforged")

@@ -276,7 +276,7 @@ def test_sigterm_ends_watch_and_probe_in_a_second_without_a_change(tree: AscendT
 
 
 @slow
-def test_a_log_that_nobody_reads_delays_neither_samples_nor_the_end(tree: AscendTree, start: Start) -> None:
+def test_a_log_without_a_reader_delays_neither_samples_nor_the_end(tree: AscendTree, start: Start) -> None:
     reader, writer = os.pipe()
     os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))
     try:

@@ -163,7 +163,7 @@ def checks(tmp_path: Path, prompt: Prompt) -> Checks:
     return checked
 
 
-def test_all_that_is_wrong_is_said_at_once(checks: Checks) -> None:
+def test_all_mistakes_are_reported_at_once(checks: Checks) -> None:
     code, lines, err = checks(WRONG)
     wanted = [f"own.toml:{line}" for line in LINES.splitlines()]
     assert [line[: len(start)] for line, start in zip(lines, wanted, strict=True)] == wanted

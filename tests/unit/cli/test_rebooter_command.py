@@ -204,7 +204,7 @@ def test_a_disk_that_forgets_leaves_no_slot_and_no_cordon_behind(node: Node, whi
 
 @slow
 @pytest.mark.parametrize("text", ["garbage", "x" * 200_000])
-def test_what_is_no_marker_is_said_once_and_keeps_it_idle(node: Node, text: str) -> None:
+def test_a_file_that_is_no_marker_is_reported_once_and_keeps_it_idle(node: Node, text: str) -> None:
     node.remember_nothing()
     node.marker.write_text(text)
     process = node.start_idle()

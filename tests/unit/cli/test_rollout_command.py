@@ -54,7 +54,7 @@ def test_a_rollout_by_the_real_command_its_http_answers_and_the_takeover_at_its_
         assert processes.holder() == "", "the Lease is given back"
 
 
-def test_what_it_cannot_work_with_is_said_at_once_and_the_group_alone_shows_its_commands(prompt: Prompt) -> None:
+def test_unusable_settings_are_reported_at_once_and_the_group_alone_shows_its_commands(prompt: Prompt) -> None:
     for line, said in {
         "controller": "no profile is set",
         "controller --profile none": "there is no profile 'none'",

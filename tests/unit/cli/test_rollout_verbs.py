@@ -228,7 +228,7 @@ def test_one_on_its_way_ends_with_0_and_a_halted_one_does_not(desk: Laptop) -> N
     assert desk.shows("rollout", "status")["counts"]["failed"] == 1
 
 
-def test_who_leads_is_shown_and_that_nobody_does(desk: Laptop) -> None:
+def test_the_leader_is_shown_and_its_absence_too(desk: Laptop) -> None:
     assert desk.shows("rollout", "status")["hints"][0]["what"].startswith("no controller leads, so nothing happens")
     desk.add_lease("controller-1_ab", written_time(desk.scene.clock.wall() - 5))
     found = desk.shows("rollout", "status")

@@ -57,7 +57,7 @@ def picture(*rows: NodeRow, phase: str = "Progressing", message: str = "under wa
     return Picture("r1", phase, message, rows)
 
 
-def test_the_last_picture_is_all_that_is_left_of_them_below_what_is_said(terminal: Terminal) -> None:
+def test_only_the_last_picture_is_left_below_the_log_lines(terminal: Terminal) -> None:
     screen = FleetScreen(terminal)
     for one in (BEFORE, UNDER_WAY, DONE):
         screen.picture(picture(one), ["a line"])

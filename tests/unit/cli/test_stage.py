@@ -107,7 +107,7 @@ def test_a_slot_that_does_not_match_its_record_is_replaced(node: ByHand) -> None
         ({}, (), 6, "not staged: driver root the driver to stage has no lib/modules"),
     ],
 )
-def test_what_cannot_be_staged_is_said(
+def test_a_driver_that_cannot_be_staged_is_reported(
     node: ByHand, tmp_path: Path, env: dict[str, str], words: tuple[str, ...], code: int, why: str
 ) -> None:
     (tmp_path / "empty").mkdir()

@@ -125,7 +125,7 @@ def test_half_a_character_is_spelled_out_and_a_closed_stream_is_not_taken_by_the
 
 @slow
 @pytest.mark.parametrize("command", ["plan", "status", "reconcile-driver-state"])
-def test_the_exit_status_is_the_same_where_nobody_reads_the_output(command: str, tmp_path: Path) -> None:
+def test_the_exit_status_is_the_same_if_the_output_has_no_reader(command: str, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     argv = [command, "-o", "json", "--node-name", "n", "--kubeconfig", str(tmp_path / "none")]

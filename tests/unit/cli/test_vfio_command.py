@@ -109,7 +109,7 @@ def prepare(row: str, native: Site) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_what_cannot_be_is_said_and_nothing_is_changed(native: Site, row: str, prompt: Prompt) -> None:
+def test_an_impossible_request_is_reported_and_nothing_is_changed(native: Site, row: str, prompt: Prompt) -> None:
     prepare(row, native)
     before, drivers = native.untouched(), native.drivers
     code, _, err = prompt(f"{TO_MACHINES} --profile rebellions")

@@ -239,7 +239,7 @@ def test_every_record_and_all_facts_have_a_decision_that_can_be_shown(
 
 
 @given(RECORDS, FACTS)
-def test_a_step_starts_only_when_it_is_allowed_and_disturbs_nobody(found: RecoveryRecord, now: RecoveryFacts) -> None:
+def test_a_step_starts_only_when_it_is_allowed_and_disturbs_no_user(found: RecoveryRecord, now: RecoveryFacts) -> None:
     decision = decide(found, now)
     if decision.act not in (RecoveryAct.START, RecoveryAct.GRANT):
         return

@@ -79,7 +79,7 @@ def test_two_that_differ_in_one_character_differ_in_words(digest: str, at: int, 
     assert (in_words(digest) == in_words(other)) is (digest == other)
 
 
-def test_a_usual_digest_is_shown_whole_and_where_two_differ_is_said_where_the_eye_may_miss_it() -> None:
+def test_a_usual_digest_is_shown_whole_and_the_difference_of_two_is_pointed_out() -> None:
     for digest in ("ab12", "v2.0.1", "f" * 64, "sha256:" + "0" * 64):
         assert in_words(digest) == digest
     rows = {("ab12", "ab13"): "", ("release-2.0.1", "release-2.0.2"): ""}

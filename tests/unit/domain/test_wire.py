@@ -391,6 +391,6 @@ def test_only_a_note_of_this_boot_that_can_be_read_counts() -> None:
     assert caught.value.remedy.startswith("No action needed")
 
 
-def test_processes_and_pods_that_stand_in_the_way_are_told_apart() -> None:
+def test_processes_and_pods_that_stand_in_the_way_are_distinguished() -> None:
     assert (host.is_process(host.process_blocker(7, "x")), host.is_process(host.pod_blocker("7 x"))) == (True, False)
     assert host.process_blocker(7, "x") != host.process_blocker(7, "y"), "numbers of processes come again"

@@ -71,7 +71,7 @@ def test_an_approval_is_for_the_next_wave_or_the_one_that_is_named_and_for_this_
     assert requests.approval(of_old, NOW_S, 2).annotations == {spec.APPROVED: "new:2"}
 
 
-def test_a_failed_node_begins_again_and_it_is_told_when() -> None:
+def test_a_failed_node_begins_again_and_the_answer_states_when() -> None:
     request = requests.retry_of_nodes(failed(), NOW_S, ["a", "a"])
     assert ([one.name for one in request.nodes], begun(request.after)) == (["a"], ["a"])
     assert request.did == ("node a is retried: starts now",)

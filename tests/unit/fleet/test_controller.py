@@ -145,7 +145,7 @@ def test_nodes_that_report_that_they_live_cause_no_decision_and_a_thousand_chang
 # the lead
 
 
-def test_nothing_is_done_without_the_lead_and_whoever_lost_it_forgets_what_it_knew() -> None:
+def test_nothing_is_done_without_the_lead_and_its_loss_clears_the_caches() -> None:
     run = ControllerRun(fleet(2))
     lead = run.own_lead
     lead.is_ours = False
@@ -182,7 +182,7 @@ def test_told_to_end_it_hands_over_at_once_even_in_the_middle() -> None:
     assert len(run.cluster.writes) == 1, "the act that was under way is done, no other begun"
 
 
-def test_a_lease_that_cannot_be_read_is_said_once_and_stops_every_act() -> None:
+def test_a_lease_that_cannot_be_read_is_logged_once_and_stops_every_write() -> None:
     scene, run, new = upgrading(2)
     run.turn()
     lead = run.own_lead
@@ -285,7 +285,7 @@ def test_a_node_edited_between_the_facts_and_the_act_is_looked_at_again() -> Non
 
 
 @pytest.mark.parametrize("parallel", [0, 1])
-def test_a_node_that_others_edit_at_every_patch_keeps_nobody_else_back(parallel: int) -> None:
+def test_a_node_that_others_edit_at_every_patch_delays_no_other_node(parallel: int) -> None:
     scene, run, new = upgrading(4, maxParallel=parallel)
     edit_at_patch(scene, run)
     run.until(lambda: serving(scene, new) == 3, "the others serve it")
@@ -294,7 +294,7 @@ def test_a_node_that_others_edit_at_every_patch_keeps_nobody_else_back(parallel:
 
 
 @pytest.mark.parametrize("parallel", [0, 1])
-def test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once(parallel: int) -> None:
+def test_a_refusal_for_one_node_delays_no_other_and_is_logged_once(parallel: int) -> None:
     scene, run, new = upgrading(4, maxParallel=parallel)
     refuse(run, REFUSED, "patch node node-1")
     run.until(lambda: serving(scene, new) == 3, "the others serve it")
@@ -438,7 +438,7 @@ def test_what_cannot_be_seen_is_not_decided_on() -> None:
 
 
 @pytest.mark.submission
-def test_a_refused_pod_is_asked_for_seldom_and_said_to_everybody() -> None:
+def test_a_refused_pod_is_retried_seldom_and_shown_in_the_status() -> None:
     scene, run, new = upgrading(40, preflight="require")
     refuse(run, ApiRefused("may not create pods", "Give the right."), "create pod")
     run.until_phase("Stalled")
@@ -487,7 +487,7 @@ def left_behind(nodes: int = 3, parallel: int = 2) -> tuple[FleetScene, Controll
 
 
 @pytest.mark.parametrize("has_another", [False, True])
-def test_the_next_leader_finds_the_nodes_of_a_rollout_that_was_deleted_while_nobody_led(has_another: bool) -> None:
+def test_the_next_leader_finds_the_nodes_of_a_rollout_that_was_deleted_without_a_leader(has_another: bool) -> None:
     scene, _, _ = left_behind()
     before = scene.serving()
     scene.store.delete(PLURAL, "driver", namespace=NAMESPACE)

@@ -182,7 +182,7 @@ def test_it_is_ready_while_it_does_its_work_be_it_to_stand_by() -> None:
     assert endpoint.respond("/").status == 404
 
 
-def test_a_loop_that_hangs_does_no_work_whatever_it_said_before() -> None:
+def test_a_loop_that_hangs_does_no_work_whatever_it_reported_before() -> None:
     clock = FakeClock()
     endpoint = served(clock)
     endpoint.publish(report(counted(some())))

@@ -132,7 +132,7 @@ def test_time_alone_changes_nothing_before_the_moment_that_is_named(kind: Kind) 
 
 @pytest.mark.shares(3)
 @pytest.mark.parametrize(("kind", "more", "stories"), [(PLAIN, 0, 100), (LOOKING, 2, 25), (CLEARING, 2, 3)], ids=KINDS)
-def test_an_undisturbed_rollout_takes_three_writes_a_node_two_more_with_a_pod_and_fails_nobody(
+def test_an_undisturbed_rollout_takes_three_writes_a_node_two_more_with_a_pod_and_fails_no_node(
     kind: Kind, more: int, stories: int
 ) -> None:
     @given(kind.policies)

@@ -64,12 +64,12 @@ def policy_of(spec: Json) -> records.RolloutPolicy:
     return found.policy
 
 
-def test_what_is_not_said_or_blank_is_as_the_policy_has_it_by_default() -> None:
+def test_an_absent_or_blank_field_has_the_policys_default() -> None:
     assert policy_of(SHORTEST) == records.RolloutPolicy("driver")
     assert policy_of(BLANK) == records.RolloutPolicy("driver", waves=(records.Wave("rest"),))
 
 
-def test_everything_that_can_be_said_is_understood() -> None:
+def test_every_field_is_read() -> None:
     assert policy_of(FULL) == records.RolloutPolicy(
         daemon_set="driver",
         paused=True,
@@ -123,7 +123,7 @@ def test_a_bad_value_is_one_line_with_field_value_and_expectation(bad: Bad) -> N
     assert found.problems == (bad.reader,)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     spec = but(paused="no", units={"mode": "x"}, waves=[{"name": "a", "count": 0}, {"soak": "x"}], gates=7)
     problems = records.read(rollout(spec, undo=""), zones).problems
     *fields, annotation = [problem.partition(" ")[0] for problem in problems]

@@ -165,7 +165,7 @@ def test_gates_are_followed_and_waited_for() -> None:
     assert [one.node for one in seen(known).gate_pods] == ["n"]
 
 
-def test_what_nobody_needs_any_more_is_not_followed(known: FleetCache) -> None:
+def test_a_subject_that_is_no_longer_needed_is_not_watched(known: FleetCache) -> None:
     assert known.subjects() == {ROLLOUTS, SETS, REVISIONS, NODES, TASKS_HERE, PODS}
     known.apply(Gone(ROLLOUTS, "r", "2"))
     assert known.subjects() == {ROLLOUTS}

@@ -106,7 +106,7 @@ def test_both_sides_are_in_the_order_of_time_and_what_only_asks_counts_but_is_no
     )
 
 
-def test_an_effect_that_was_not_recorded_is_said() -> None:
+def test_an_effect_that_was_not_recorded_is_reported() -> None:
     one, two, new = (Effect(Place.HOST, name, number) for name, number in (("a", 0), ("b", 1), ("new", 1)))
     assert uncovered((one, two), ()) == ""
     assert uncovered((one, two), (one, two)) == ""

@@ -145,7 +145,7 @@ def test_readyz_and_the_ready_file_say_the_same(tmp_path: Path, is_ready: bool) 
 
 
 @pytest.mark.parametrize("kind", [ReadyFile, Textfile])
-def test_a_file_that_cannot_be_written_is_said_once_until_it_can(tmp_path: Path, kind: type) -> None:
+def test_a_file_that_cannot_be_written_is_logged_once_until_it_can(tmp_path: Path, kind: type) -> None:
     reporter, folder = RecordingReporter(), tmp_path / "folder"
     folder.write_text("a file")
     file = kind(folder / "npu.prom", reporter)
@@ -167,7 +167,7 @@ def test_a_textfile_can_be_read_by_anyone(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_systemd_is_told_the_state_in_one_line_and_its_absence_is_no_trouble(tmp_path: Path) -> None:
+def test_systemd_gets_the_state_in_one_line_and_its_absence_is_accepted(tmp_path: Path) -> None:
     report = HealthReport(History(HealthState.SUSPECT, failures=2, reason="two\nlines"))
     ServiceNotifier(str(tmp_path / "absent")).publish(report)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:

@@ -328,7 +328,7 @@ def test_an_approval_of_the_next_step_is_kept_while_one_is_under_way() -> None:
     assert node.approval == "reboot"
 
 
-def test_an_eviction_is_repeated_only_if_it_disturbs_nobody() -> None:
+def test_an_eviction_is_repeated_only_if_it_disturbs_no_user() -> None:
     node = reloading()
     killed(node, "evict")
     assert node.steps == ["reload.open"]

@@ -103,7 +103,7 @@ def test_who_is_a_client_is_decided_at_the_first_look() -> None:
     assert looked(record, client("a"), client("later"), later_s=90.0) == record
 
 
-def test_one_that_is_not_told_of_yet_is_looked_at_again() -> None:
+def test_a_client_that_is_not_listed_yet_is_looked_at_again() -> None:
     record = looked(NEW, client("late", started_s=None), client("other", started_s=None))
     assert (record.clients, record.unknown) == ((), ("late", "other"))
     assert not replace(record, is_shown=True).is_settled(RULES)
@@ -120,7 +120,7 @@ def test_it_is_settled_once_everybody_is_restarted_and_the_node_shows_it() -> No
         assert not replace(found, is_shown=False).is_settled(RULES)
 
 
-def test_the_next_generation_begins_with_nobody() -> None:
+def test_the_next_generation_begins_with_no_client() -> None:
     record, following = looked(NEW, client("a")), replace(GENERATION, load="18")
     assert client_record.of(record, following) == ClientRecord(following)
     assert client_record.of(record, GENERATION) == record
@@ -299,7 +299,7 @@ class Restarts(Place):
             self.text = text
 
 
-def test_each_client_is_restarted_once_with_one_event_and_nobody_else() -> None:
+def test_each_client_is_restarted_once_with_one_event_and_no_other_pod() -> None:
     world = Restarts("a", "b")
     world.add("web", labels={"app": "web"})
     world.cluster.add_tenant(workload("user", labels={"app": "exporter"}, started_s=5.0))
@@ -321,7 +321,7 @@ def test_a_client_is_noted_before_its_eviction_is_asked_for() -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("effect", range(12))
-def test_killed_at_any_effect_nobody_is_restarted_twice_and_nobody_is_forgotten(effect: int, after: bool) -> None:
+def test_killed_at_any_effect_no_client_is_restarted_twice_and_none_is_forgotten(effect: int, after: bool) -> None:
     world = Restarts("a", "b")
     world.killer.kill_at(effect, after=after)
     world.settle()
@@ -396,7 +396,7 @@ def test_a_run_without_a_client_asks_nothing_for_a_driver_whose_clients_were_non
     assert (world.killer.calls, world.text) == (["recall"], before)
 
 
-def test_a_client_that_somebody_else_rolls_at_the_same_moment_is_left_alone() -> None:
+def test_a_client_that_a_user_restarts_at_the_same_moment_is_left_alone() -> None:
     world = Restarts("a", "b", "c")
     world.cluster.stop(world.cluster.listed["b"], 5.0)
     world.killer.at("evict", lambda: world.cluster.remove_pod("a"))
@@ -448,7 +448,7 @@ def test_a_successor_that_seems_to_run_since_before_the_driver_is_left_alone() -
     world.check(A)
 
 
-def test_a_watch_that_knows_of_more_clients_than_the_run_restarts_those_too_and_nobody_twice() -> None:
+def test_a_watch_that_knows_of_more_clients_than_the_run_restarts_those_too_and_none_twice() -> None:
     world = Restarts("a")
     world.add("tool", labels={"app": "toolkit"})
     world.settle()
@@ -524,7 +524,7 @@ def test_an_event_that_cannot_be_posted_now_is_posted_by_a_later_turn() -> None:
     world.check(A)
 
 
-def test_claims_that_were_prepared_before_the_driver_was_ready_are_told() -> None:
+def test_claims_that_were_prepared_before_the_driver_was_ready_are_reported() -> None:
     world, ours, other = Restarts("a"), "npu.rebellions.ai", "gpu.example.com"
     for name, kind, after_s in (("survivor", ours, -50.0), ("fresh", ours, 50.0), ("foreign", other, -50.0)):
         started_s = world.clock.wall() + after_s

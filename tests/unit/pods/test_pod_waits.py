@@ -273,7 +273,7 @@ def unwatchable(*pods: Pod, what: str = "pods") -> Waiting:
     return scene
 
 
-def test_where_pods_may_not_be_watched_they_are_looked_at_every_two_seconds_and_that_is_said_once() -> None:
+def test_without_the_right_to_watch_pods_they_are_listed_every_two_seconds_and_that_is_logged_once() -> None:
     scene = unwatchable(A, B)
     scene.gone_after(3.0, "a")
     scene.gone_after(4.5, "b")

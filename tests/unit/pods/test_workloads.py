@@ -145,7 +145,7 @@ def test_a_dra_plugin_is_known_by_its_mounts_and_its_placement() -> None:
         assert module.plugin_keys([pod], NVIDIA) == NVIDIA.deploy.last_keys | more, paths
 
 
-def test_a_resource_and_a_claim_are_both_told() -> None:
+def test_a_resource_and_a_claim_are_both_named() -> None:
     pod = workload("p", resources=("rebellions.ai/ATOM", "rebellions.ai/REBEL"), claims=("c", "unknown"))
     one = judged(pod, claims=(OURS,))
     assert one.uses == "requests rebellions.ai/ATOM, rebellions.ai/REBEL and holds claim c"
@@ -174,7 +174,7 @@ def test_claims_are_looked_for_once_in_each_namespace_that_has_some_where_one_co
         assert module.namespaces_with_claims(pods, profile, rules) == wanted
 
 
-def test_a_pod_that_has_the_device_without_asking_is_found_and_told_so() -> None:
+def test_a_pod_that_has_the_device_without_a_request_is_found_and_named_as_such() -> None:
     for resources, how, uses in (
         *(((), how, f"has /dev/rbln0 {how} without requesting it") for how in ("open", "mapped")),
         (("rebellions.ai/ATOM",), "open", "requests rebellions.ai/ATOM"),
@@ -186,7 +186,7 @@ def test_a_pod_that_has_the_device_without_asking_is_found_and_told_so() -> None
     assert found_in(scene(workload("p", resources=()), holders=(host, replace(host, pod_uid="gone")))) == []
 
 
-def test_pods_are_told_by_namespace_and_name() -> None:
+def test_pods_are_distinguished_by_namespace_and_name() -> None:
     pods = (workload("b"), workload("a"), workload("c", namespace="a"))
     assert [str(one.pod) for one in found_in(scene(*pods))] == ["a/c", "tenant/a", "tenant/b"]
 
@@ -288,7 +288,7 @@ def test_our_own_pod_stays_whatever_it_uses_and_one_of_another_uid_but_our_name_
     assert judged(workload("p", uid="new"), own_pod=workload("p", uid="old")).action is EVICT
 
 
-def test_where_nobody_has_to_leave_every_user_stays_for_the_same_reason() -> None:
+def test_if_no_user_has_to_leave_every_user_stays_for_the_same_reason() -> None:
     pods = (workload("a"), workload("b", owner_kind=""), workload("c", phase="Failed"), workload("d", resources=()))
     found = module.staying(scene(*pods), PROFILE, EvictionRules(), "no need")
     wanted = [(name, STAY, "no need", "") for name in "ab"]
@@ -405,7 +405,7 @@ def test_only_deploy_labels_of_the_node_are_bounced_never_the_drivers_own() -> N
     assert module.bound_to_root(builders.observation(pods=pods, node=builders.node({})), PROFILE) == frozenset()
 
 
-def test_the_reason_why_a_pod_stays_is_told() -> None:
+def test_the_reason_why_a_pod_stays_is_shown() -> None:
     rows: list[tuple[dict[str, Any], str]] = [
         *(({"is_mirror": True, **ENDS}, "mirror pod"), ({"reason": "NodeLost", **ENDS}, "node lost")),
         *(({}, "DaemonSet controller has not reacted"), (BARE, "it has no controller")),

@@ -522,7 +522,7 @@ def test_a_record_that_came_with_another_nodes_disk_frees_no_slot_of_that_node()
     settled(first)
 
 
-def test_a_node_made_anew_between_slot_and_grant_leaves_no_slot_behind() -> None:
+def test_a_node_that_was_created_again_between_slot_and_grant_leaves_no_slot_behind() -> None:
     machine = one(max_concurrent=2, auto_upgrade=True).request(approved=False)
     at(machine, "lease", machine.killer.die, after=True)
     assert machine.fleet.holders == ["node-0"]

@@ -324,7 +324,7 @@ def test_a_grant_forged_at_any_call_does_not_replace_the_approval(point: Call) -
 
 
 @pytest.mark.parametrize("point", [point for point in FAULTS if point in FIRST])
-def test_a_host_that_does_not_obey_is_told_once_and_then_forced(point: Call) -> None:
+def test_a_host_that_does_not_reboot_is_asked_once_and_then_forced(point: Call) -> None:
     fleet, machine = single()
     machine.host.obeys = ("sysrq",)
     machine.round_with(partial(at(point, reboot_world.unavailable), 0))

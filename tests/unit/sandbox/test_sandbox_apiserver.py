@@ -141,7 +141,7 @@ def test_the_status_is_written_apart_and_a_new_pod_has_its_own(server: ApiServer
     assert call(server, "POST", PODS, pod() | {"status": {"phase": "Running"}})[1]["status"] == {"phase": "Pending"}
 
 
-def test_what_is_invalid_absent_present_or_unserved_is_said_as_a_status(server: ApiServer) -> None:
+def test_invalid_absent_existing_or_unserved_objects_are_answered_by_a_status(server: ApiServer) -> None:
     created = server.store.create("nodes", node(a="x" * 63))
     for value in ("x" * 64, "-a", "a_", "a b"):
         code, status = patch_node(server, label_patch(a=value))

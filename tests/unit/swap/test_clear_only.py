@@ -149,7 +149,7 @@ def effects_and_calls() -> tuple[int, int]:
 EFFECTS, CALLS = effects_and_calls()
 
 
-def test_the_node_is_cleared_and_left_to_the_next_pod_which_disturbs_nobody() -> None:
+def test_the_node_is_cleared_and_left_to_the_next_pod_which_disturbs_no_pod() -> None:
     made = Clearing()
     assert made.ended().what.startswith("done: the node is cleared")
     assert made.users_at_restart == 0, "the driver pod was deleted once nobody else had the device"

@@ -164,7 +164,7 @@ def test_after_the_wait_the_option_to_stop_services_is_named_where_it_is_off(*, 
     assert world.clock.now == pytest.approx(1_000 + 8 + 60, abs=0.5)
 
 
-def test_a_device_is_waited_for_until_it_is_free_and_every_half_minute_it_is_said_who_has_it() -> None:
+def test_the_wait_for_a_device_logs_its_holders_every_half_minute() -> None:
     in_use = "device in use: rebellions (1 user(s))"
     world = made(CONTAINER, stuck_users={"rebellions": 1})
     world.clock.after(30.0, world.host.stuck_users.clear)
@@ -180,7 +180,7 @@ def test_a_device_is_waited_for_until_it_is_free_and_every_half_minute_it_is_sai
 
 
 @pytest.mark.parametrize("offers", [{NEW_ROOT: "2.0", OLD_ROOT: "1.0"}, {}])
-def test_a_partial_unload_is_undone_or_said_to_last(offers: dict[str, str]) -> None:
+def test_a_partial_unload_is_undone_or_reported_to_last(offers: dict[str, str]) -> None:
     said = "rebellions_peer loaded again" if offers else "rebellions_peer stay unloaded: their root is not known"
     world = made(CONTAINER, driver_root=OLD_ROOT, offers=offers).on("unload rebellions_peer", busy, after=True)
     world.ended(BUSY)
@@ -249,7 +249,7 @@ CHANGED = "module parameters differ from those of the driver before: "
         ("first_install_by_manager", BEFORE, ""),
     ],
 )
-def test_parameters_that_the_new_driver_does_not_have_are_told(name: str, now: dict[str, str], said: str) -> None:
+def test_parameters_that_the_new_driver_does_not_have_are_reported(name: str, now: dict[str, str], said: str) -> None:
     world = made(name, tunables={"1.0": BEFORE, "2.0": now})
     world.ended()
     expected = [f"{CHANGED}{said} To keep one, set it in modprobe.d on the host."] if said else []
@@ -351,7 +351,7 @@ def test_a_node_edited_before_the_pause_is_observed_again() -> None:
 
 
 @pytest.mark.parametrize("name", [MANAGER, "first_install_over_a_stale_root"])
-def test_a_node_created_anew_from_a_copy_is_given_back(name: str) -> None:
+def test_a_node_that_was_created_again_from_a_copy_is_given_back(name: str) -> None:
     for call in range(undisturbed(name)[3]):
         world = made(name)
 
@@ -405,7 +405,7 @@ def test_standing_down_labels_waits_and_ends_with_ten_or_with_sigterm() -> None:
     assert world.clock.now == 1_005.0
 
 
-def test_the_run_after_a_removed_digest_does_not_stand_down_and_a_node_given_back_is_not_said_to_stay_paused() -> None:
+def test_the_run_after_a_removed_digest_does_not_stand_down_and_a_node_given_back_is_not_reported_as_paused() -> None:
     world = made(CONTAINER, host_driver=OWN_DRIVER).killed(f"remove {PATHS.state_file}")
     world.ended()
     assert world.state().labels == LABELS

@@ -61,7 +61,7 @@ def is_untouched(world: World) -> bool:
     return all(quiet) and not world.cluster.evicted and world.is_released
 
 
-def test_a_process_of_the_host_holds_nobody_up_but_the_run_through_any_number_of_retries() -> None:
+def test_a_process_of_the_host_delays_only_the_run_through_any_number_of_retries() -> None:
     world = hold(upgrade(eviction=EvictionRules(is_enabled=True)))
     world.cluster.add_tenant(workload("job"), Tenant(uses_device=False))
     for _ in range(3):
@@ -88,7 +88,7 @@ def test_a_process_that_lets_go_in_time_is_gone_before_the_pause_and_the_run_goe
     assert is_untouched(world)
 
 
-def test_a_run_that_waits_for_a_process_lets_health_watch_judge_and_ends_at_once_when_told() -> None:
+def test_a_run_that_waits_for_a_process_lets_health_watch_judge_and_ends_at_once_on_a_signal() -> None:
     world, seen = hold(upgrade()), list[bool]()
     world.clock.after(9.0, lambda: seen.append(world.host.is_at_work))
     world.clock.after(10.0, world.clock.ask_to_end)
@@ -117,7 +117,7 @@ def test_a_stuck_operand_is_named_with_everything_in_place_until_it_ends_after_a
     assert world.is_released
 
 
-def test_the_deadline_begins_after_the_waits_that_disturb_nobody() -> None:
+def test_the_deadline_begins_after_the_waits_that_disturb_no_pod() -> None:
     world = hold(stuck_operand(deadline_s=365.0), until_s=340.0)
     world.clock.after(290.0, lambda: world.cluster.remove_pod("stuck"))
     world.ended()
@@ -177,7 +177,7 @@ def test_waiting_costs_two_requests_every_half_minute_and_changes_nothing() -> N
     assert calls.count("review") == 2, "rights are reviewed once it goes on"
 
 
-def test_a_run_that_is_told_to_end_in_the_wait_ends_at_once_and_the_next_waits_for_the_rest() -> None:
+def test_a_run_that_is_stopped_in_the_wait_ends_at_once_and_the_next_waits_for_the_rest() -> None:
     world = upgrade()
     fail(world)
     failed_at = world.clock.now
@@ -339,7 +339,7 @@ DISTURBED: dict[str, tuple[dict[str, Any], Policy, bool]] = {
 
 
 @pytest.mark.parametrize(("fields", "policy", "waits"), DISTURBED.values(), ids=list(DISTURBED))
-def test_only_a_plan_that_would_disturb_somebody_waits(fields: dict[str, Any], policy: Policy, waits: bool) -> None:
+def test_only_a_plan_that_would_disturb_a_pod_waits(fields: dict[str, Any], policy: Policy, waits: bool) -> None:
     assert (waiting(failed(policy, **fields)) is not None) is waits
 
 

@@ -133,7 +133,7 @@ def test_files_are_read_ahead_before_any_pod_has_to_leave_unless_a_container_loa
         assert "warm" not in world.killer.calls
 
 
-def test_what_is_only_said_comes_after_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_only_logged_comes_after_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
     world = made("replace_by_manager", tunables={"1.0": {"rebellions.depth": "9"}, "2.0": {"rebellions.depth": "5"}})
     look, taken = world.host.parameters, list[bool]()
 
@@ -171,7 +171,7 @@ def test_every_step_is_some_part_but_the_probe_which_begins_within_a_step() -> N
         (steps.GiveBack(PAUSING), False),
     ],
 )
-def test_what_makes_somebody_leave_opens_it(step: steps.Step, is_opening: bool) -> None:
+def test_what_makes_a_pod_leave_opens_it(step: steps.Step, is_opening: bool) -> None:
     assert step.disturbs is is_opening
 
 

@@ -212,7 +212,7 @@ def test_the_dra_plugin_stays_where_a_claim_holder_never_leaves_and_keeps_an_edi
     assert world.state().labels == {**LABELS, DRA_PLUGIN: "custom"}
 
 
-def test_rights_and_claims_do_not_stop_a_run_that_evicts_nobody() -> None:
+def test_rights_and_claims_do_not_stop_a_run_that_evicts_no_pod() -> None:
     world = scenarios.replace_with_claims().given(**NO_CONSENT)
     for name in ("job", "served", "bare"):
         world.cluster.remove_pod(name)

@@ -101,7 +101,7 @@ def test_a_driver_tree_is_loaded_with_the_hosts_options_too(
 
 
 @pytest.mark.shares(3)
-def test_options_set_by_hand_that_nobody_sets_again_are_told(command: Command, roots: DriverRoots) -> None:
+def test_options_set_by_hand_and_not_set_again_are_reported(command: Command, roots: DriverRoots) -> None:
     old_driver(roots)
     done = command.reconcile(roots["v2"])
     assert "module parameters differ" not in done.err
@@ -150,7 +150,7 @@ def with_firmware(roots: DriverRoots, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.shares(3)
-def test_the_kernel_does_not_look_for_firmware_in_the_driver_root_and_that_is_said_before(
+def test_the_kernel_does_not_look_for_firmware_in_the_driver_root_and_a_warning_precedes_the_load(
     command: Command, roots: DriverRoots, with_firmware: Path
 ) -> None:
     old_driver(roots)
@@ -170,7 +170,7 @@ def test_the_kernel_does_not_look_for_firmware_in_the_driver_root_and_that_is_sa
 
 
 @pytest.mark.shares(3)
-def test_firmware_where_the_kernel_is_told_to_look_is_found(
+def test_firmware_in_the_configured_folder_is_found(
     command: Command, roots: DriverRoots, with_firmware: Path
 ) -> None:
     old_driver(roots)

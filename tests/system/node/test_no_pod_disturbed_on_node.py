@@ -103,7 +103,7 @@ def wait_retried(drivers: Drivers, times: int) -> None:
 
 
 @pytest.mark.shares(6)
-def test_a_process_of_the_host_on_the_device_disturbs_nobody_in_three_retries(
+def test_a_process_of_the_host_on_the_device_disturbs_no_pod_in_three_retries(
     busy: Busy, holder: Daemon, table: Table
 ) -> None:
     drivers, since = busy.drivers, busy.drivers.machine.plane.audit_mark()
