@@ -130,7 +130,7 @@ def test_a_change_in_deploy_shows_as_drift(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("vendor", "values", "said"),
+    ("vendor", "values", "expected"),
     [
         (None, {}, "at '/vendor': value must be one of 'amd', 'ascend', 'furiosa', 'gaudi', 'nvidia', 'rebellions', "),
         ("nvdia", {}, "at '/vendor': value must be one of"),
@@ -168,8 +168,8 @@ def test_a_change_in_deploy_shows_as_drift(tmp_path: Path, monkeypatch: pytest.M
     ],
     ids=str,
 )
-def test_a_wrong_value_is_refused_and_named(helm: Helm, vendor: str | None, values: Json, said: str) -> None:
-    with pytest.raises(HelmError, match=re.escape(said)):
+def test_a_wrong_value_is_refused_and_named(helm: Helm, vendor: str | None, values: Json, expected: str) -> None:
+    with pytest.raises(HelmError, match=re.escape(expected)):
         helm.render({**values, **({"vendor": vendor} if vendor else {})}, "x")
 
 
@@ -352,7 +352,7 @@ def test_the_values_in_the_documentation_are_taken(helm: Helm) -> None:
 
 
 def test_helm_itself_has_nothing_against_the_chart(helm: Helm) -> None:
-    assert {vendor: said for vendor in OVERLAYS if (said := helm.lint({"vendor": vendor}))} == {}
+    assert {vendor: output for vendor in OVERLAYS if (output := helm.lint({"vendor": vendor}))} == {}
 
 
 def test_every_value_has_its_schema_and_a_comment_and_no_other_has() -> None:

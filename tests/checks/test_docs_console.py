@@ -60,8 +60,8 @@ def test_the_command_works_as_written(node: ByHand, command: Command) -> None:
     done = ran(node, text)
     where = f"{command.page}:{command.line}: $ {command.text}\n{done.stdout}{done.stderr}"
     assert done.returncode == EXITS.get(text, 0), where
-    said = (done.stdout + done.stderr).replace(f"{node.tree.root}/", "")
-    lines = [re.sub(r"^\d\d:\d\d:\d\d\.\d{3} ", "", line).strip() for line in said.splitlines()]
+    output = (done.stdout + done.stderr).replace(f"{node.tree.root}/", "")
+    lines = [re.sub(r"^\d\d:\d\d:\d\d\.\d{3} ", "", line).strip() for line in output.splitlines()]
     assert not [line for line in command.prints if line not in lines], where
 
 

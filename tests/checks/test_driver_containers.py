@@ -61,9 +61,9 @@ def driver(request: pytest.FixtureRequest) -> EntryProgram:
     return found
 
 
-def refused(driver: EntryProgram, said: str, *words: str, **env: str) -> None:
+def refused(driver: EntryProgram, expected: str, *words: str, **env: str) -> None:
     done = driver.run(*(words or ("run",)), **env)
-    assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+    assert (done.returncode, expected in done.stderr) == (1, True), done.stderr
 
 
 @pytest.mark.parametrize("told", [SEVERAL, SEVERAL.replace(" ", "\n") + "\n"], ids=["one line", "a line for each"])
@@ -75,15 +75,15 @@ def test_several_modules_are_loaded_in_the_order_that_is_given(driver: EntryProg
 
 
 @pytest.mark.parametrize("driver", ["sample", "rebellions"], indirect=True)
-@pytest.mark.parametrize(("status", "said"), [(1, "cannot be loaded; see the kernel log"), (0, "is not loaded")])
+@pytest.mark.parametrize(("status", "expected"), [(1, "cannot be loaded; see the kernel log"), (0, "is not loaded")])
 def test_a_driver_that_does_not_load_is_neither_recorded_nor_ready(
-    driver: EntryProgram, status: int, said: str
+    driver: EntryProgram, status: int, expected: str
 ) -> None:
     driver.record("old")
     driver.marker.parent.mkdir(parents=True)
     driver.marker.write_text("of a container that died\n")
     driver.tool("modprobe", f"exit {status}\n")
-    refused(driver, f"module rebellions {said}")
+    refused(driver, f"module rebellions {expected}")
     assert (driver.state.exists(), driver.marker.exists()) == (False, False)
     assert driver.run("ready").returncode == 1
 
@@ -97,7 +97,7 @@ def test_a_tree_for_other_kernels_changes_nothing(driver: EntryProgram) -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "env", "said"),
+    ("driver", "env", "expected"),
     [
         ("sample", {"DRIVER_MODULES": "npu_core"}, "DRIVER_MODULES has no rebellions; add it"),
         ("sample", {"DRIVER_MODULES": "rebellions_core npu_rebellions"}, "DRIVER_MODULES has no rebellions; add it"),
@@ -108,9 +108,9 @@ def test_a_tree_for_other_kernels_changes_nothing(driver: EntryProgram) -> None:
     indirect=["driver"],
 )
 def test_a_wrong_setting_is_refused_before_anything_is_done(
-    driver: EntryProgram, env: dict[str, str], said: str
+    driver: EntryProgram, env: dict[str, str], expected: str
 ) -> None:
-    refused(driver, said, **env)
+    refused(driver, expected, **env)
     assert not driver.root.exists()
 
 

@@ -63,10 +63,10 @@ def test_it_names_every_package_and_is_of_the_standards_form(root: Path) -> None
     assert sbom.bill(root, LOCKS, EPOCH_S)["serialNumber"] != document["serialNumber"]
 
 
-@pytest.mark.parametrize(("name", "version", "said"), [("click", "0.0.1", r"\d"), ("evil", "1", "nothing of it")])
-def test_what_no_lock_names_so_is_refused(root: Path, name: str, version: str, said: str) -> None:
+@pytest.mark.parametrize(("name", "version", "expected"), [("click", "0.0.1", r"\d"), ("evil", "1", "nothing of it")])
+def test_what_no_lock_names_so_is_refused(root: Path, name: str, version: str, expected: str) -> None:
     _install(root, name, version)
-    with pytest.raises(ValueError, match=f"{name} {version} is installed, and the locks say {said}"):
+    with pytest.raises(ValueError, match=f"{name} {version} is installed, and the locks say {expected}"):
         sbom.bill(root, LOCKS, EPOCH_S)
 
 

@@ -43,15 +43,15 @@ def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(npm: None, tmp
 
 @pytest.mark.submission
 @pytest.mark.parametrize(
-    ("added", "said"),
+    ("added", "expected"),
     [
         ("[a](nowhere.md#b) [c](install.md#no-such-head)", "(?s)(?=.*page does not exist)(?=.*anchor does not exist)"),
         (PICTURE, r"glossary\.md: a picture \(sequenceDiagram\) cannot be drawn: Parse error"),
     ],
     ids=["link and anchor", "picture"],
 )
-def test_what_leads_nowhere_or_cannot_be_drawn_is_refused(npm: None, tmp_path: Path, added: str, said: str) -> None:
-    with pytest.raises(SiteError, match=said):
+def test_what_leads_nowhere_or_cannot_be_drawn_is_refused(npm: None, tmp_path: Path, added: str, expected: str) -> None:
+    with pytest.raises(SiteError, match=expected):
         site.build(tmp_path, {**TEXTS, GLOSSARY: f"{TEXTS[GLOSSARY]}\n{added}\n"})
 
 

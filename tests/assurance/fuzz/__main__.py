@@ -63,7 +63,7 @@ def _run(targets: list[Target], options: argparse.Namespace) -> int:
         print(f"{one.target:<18}{one.runs:>10}{rate:>9.0f}{one.coverage:>7}{one.seconds:>9.1f}  {names}", flush=True)
         if one.saved:
             findings += len(one.saved)
-            print(one.said, file=sys.stderr)
+            print(one.output, file=sys.stderr)
     return 1 if findings else 0
 
 

@@ -156,10 +156,10 @@ def read_health_record(data: bytes) -> None:
 def read_probe_output(data: bytes) -> None:
     """The first byte picks the parser, the second the exit status."""
     names, (kind, status), out = sorted(PARSERS), data[:2].ljust(2, b"\0"), text_of(data[2:])
-    said = out.splitlines()[-1][:300] if out.splitlines() else ""
+    message = out.splitlines()[-1][:300] if out.splitlines() else ""
     parser = names[kind % len(names)]
     probe = next((one.probe for one in PROFILES.values() if one.probe and one.probe.parser == parser), None)
-    found = parse(probe or Probe("tool", parser=parser), status, out, said, PRESENT)
+    found = parse(probe or Probe("tool", parser=parser), status, out, message, PRESENT)
     assert_conforms(found, ProbeResult)
     assert_speakable(found.reason, *(one.name + one.reason + one.address for one in found.devices))
     exposition(families(HealthReport(History(), found)))

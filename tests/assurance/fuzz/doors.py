@@ -62,13 +62,13 @@ def run_command(data: bytes) -> None:
         environment |= dict.fromkeys(("HOME", "HOST_ROOT"), str(tree.root))
         for number, value in parts_of(data[1:]):
             environment[SETTINGS[(number - 1) % len(SETTINGS)].env] = os.fsdecode(value)
-        said = io.StringIO()
-        speaking = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
+        output = io.StringIO()
+        speaking = contextlib.redirect_stdout(output), contextlib.redirect_stderr(output)
         with patch.dict(os.environ, environment, clear=True), speaking[0], speaking[1]:
             code = run(argv)
         assert code in CODES, f"exit {code}"
-        assert "Traceback" not in said.getvalue()
-        assert code == 0 or said.getvalue(), "a failure that says nothing"
+        assert "Traceback" not in output.getvalue()
+        assert code == 0 or output.getvalue(), "a failure that says nothing"
 
 
 AT = {setting.name: at for at, setting in enumerate(SETTINGS, 1)}

@@ -164,14 +164,14 @@ ERROR = "== ERROR: libFuzzer"
 
 @dataclass(frozen=True)
 class Campaign:
-    """How one target went. `saved` are the inputs that were findings; `said` is the end of what the engine printed."""
+    """How one target went. `saved` are the inputs that were findings; `output` is the end of what the engine printed."""
 
     target: str
     runs: int
     coverage: int
     seconds: float
     saved: tuple[Path, ...]
-    said: str = ""
+    output: str = ""
 
 
 def why_not() -> str:
@@ -201,13 +201,13 @@ def campaign(target: Target, *, runs: int, seconds: float, seed: int) -> Campaig
             sys.exit(0)
         status = _wait(pid, seconds + GRACE_S)
         output.seek(0)
-        said = output.read().decode(errors="replace")
-    count, coverage = (_COUNTS.findall(said) or [("0", "0")])[-1]
-    (done,) = re.findall(r"Done (\d+) runs", said)[-1:] or [count]
-    saved = tuple(Path(name) for name in re.findall(r"written to (\S+)", said))
+        found = output.read().decode(errors="replace")
+    count, coverage = (_COUNTS.findall(found) or [("0", "0")])[-1]
+    (done,) = re.findall(r"Done (\d+) runs", found)[-1:] or [count]
+    saved = tuple(Path(name) for name in re.findall(r"written to (\S+)", found))
     if status and not saved:
-        raise OSError(f"the engine ended with status {status} on {target.name}:\n{said[-3000:]}")
-    shown = said[max(0, said.find(ERROR) - 1500) : said.find(ERROR) + 300] if saved else ""
+        raise OSError(f"the engine ended with status {status} on {target.name}:\n{found[-3000:]}")
+    shown = found[max(0, found.find(ERROR) - 1500) : found.find(ERROR) + 300] if saved else ""
     return Campaign(target.name, int(done), int(coverage), time.monotonic() - begun_s, saved, shown)
 
 

@@ -101,17 +101,17 @@ class Tree:
         atexit.register(shutil.rmtree, self._top, ignore_errors=True)
         self.root = self._top / "host"
         self.roots = HostRoots(self.root, self.root / "proc", self.root / "sys", self.root / "dev")
-        self.said = ""
+        self.modinfo = ""
 
     def lay_out(self, data: bytes) -> None:
         """The host that `data` describes: the usual one, with its parts in the places they name."""
         shutil.rmtree(self.root, ignore_errors=True)
         contents = {**KERNELS_FILES, **HOSTS_FILES}
-        self.said = MODINFO.decode()
+        self.modinfo = MODINFO.decode()
         odd: dict[str, bytes] = {}
         for number, content in parts_of(data):
             if number >= TOOLS:
-                self.said = text_of(content)
+                self.modinfo = text_of(content)
             elif (place := PLACES[number - 1]) in KERNELS_FILES or content[:1] not in b"@!#%":
                 contents[place] = content
             else:
@@ -161,9 +161,9 @@ def laid_out(data: bytes, *made: str) -> Generator[Tree, None, None]:
     tree = _tree()
     tree.lay_out(data)
     before = tree.fingerprint()
-    said = Result(0, tree.said, "")
+    output = Result(0, tree.modinfo, "")
     try:
-        with patch.object(module_tree, "run", lambda _argv: said):
+        with patch.object(module_tree, "run", lambda _argv: output):
             yield tree
     finally:
         there = {row[0] for row in before}

@@ -33,7 +33,7 @@ def read(data):
 import atheris
 target = Target("planted", atheris.instrument_func(read), (b"aaaa",), Form.BYTES)
 found = guided.campaign(target, runs=500_000, seconds=90.0, seed=1)
-print(found.runs, [path.read_bytes()[:4] for path in found.saved], "planted" in found.said)
+print(found.runs, [path.read_bytes()[:4] for path in found.saved], "planted" in found.output)
 for path in found.saved:
     path.unlink()
 """

@@ -104,21 +104,21 @@ def allows_any(*_: object) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "where", "part", "broken", "error", "said"),
+    ("name", "where", "part", "broken", "error", "expected"),
     [
         ("slots", slots, "_holder", ignores_absence, KeyError, "since"),
         ("slots", wire.Fields, "whole", believes_a_type, AssertionError, "since_s"),
         ("labels", labels, "paused_form", "{}_{}".format, AssertionError, None),
-        ("forged-journal", journal_check, "_with_commands", lambda said, _: said, AssertionError, None),
+        ("forged-journal", journal_check, "_with_commands", lambda expected, _: expected, AssertionError, None),
         ("forged-journal", journal_check, "_may_be_paused", allows_any, AssertionError, "no label of the profile"),
         ("forged-grant", slots.Pending, "is_granted", property(allows_any), AssertionError, "nobody approved"),
     ],
 )
 def test_a_broken_reader_or_run_is_caught(
-    monkeypatch: pytest.MonkeyPatch, name: str, where: Any, part: str, broken: Any, error: Any, said: str | None
+    monkeypatch: pytest.MonkeyPatch, name: str, where: Any, part: str, broken: Any, error: Any, expected: str | None
 ) -> None:
     monkeypatch.setattr(where, part, broken)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=expected):
         check_inputs(TARGETS[name], 20_000)
 
 

@@ -2,7 +2,7 @@
 
 A script of its own, not a module of the tests: its children find package and tests in the folder that they are told. A
 request is a line of JSON (`root`, `arguments`, `limit_s`), and so is the answer: `status`, None for one that came to no
-end, and `said`, its last lines. Whatever a run leaves behind is killed.
+end, and `output`, its last lines. Whatever a run leaves behind is killed.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def run(root: str, arguments: list[str], limit_s: int) -> dict[str, object]:
         _be_pytest(root, arguments, limit_s, out)
     _, ended = os.waitpid(child, 0)
     _kill_what_is_left()
-    said = out.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    output = out.read_text(errors="replace").splitlines()[-LAST_LINES:]
     status = os.waitstatus_to_exitcode(ended)
-    return {"status": None if status == -signal.SIGALRM else status, "said": "\n".join(said)}
+    return {"status": None if status == -signal.SIGALRM else status, "output": "\n".join(output)}
 
 
 class _Verdict:
@@ -83,7 +83,7 @@ def _be_pytest(root: str, arguments: list[str], limit_s: int, out: Path) -> NoRe
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
         signal.alarm(limit_s)
         status = int(pytest.main(arguments, plugins=[verdict]))
-    except BaseException:  # noqa: BLE001  # said, and not taken for this process' own
+    except BaseException:  # noqa: BLE001  # reported, and not taken for this process' own
         traceback.print_exc()
         status = verdict.status or BROKEN
     finally:

@@ -85,7 +85,7 @@ class Bench:
         self.fork_server.stdin.write(json.dumps(request) + "\n")
         self.fork_server.stdin.flush()
         answer = json.loads(self.fork_server.stdout.readline())
-        return answer["status"], answer["said"]
+        return answer["status"], answer["output"]
 
     @contextlib.contextmanager
     def holding(self, mutant: Mutant) -> Iterator[None]:
@@ -133,13 +133,13 @@ class Laboratory:
 
     def _control(self, tests: tuple[str, ...]) -> str:
         with self._taken() as bench:
-            status, said = bench.pytest(tests, self._seconds(CONTROL_LIMIT_S))
-        return "" if status == ALL_PASSED else said or f"status {status}"
+            status, output = bench.pytest(tests, self._seconds(CONTROL_LIMIT_S))
+        return "" if status == ALL_PASSED else output or f"status {status}"
 
     def _ended(self, mutant: Mutant) -> tuple[End, str]:
         try:
             with self._taken() as bench, bench.holding(mutant):
-                status, said = bench.pytest(mutant.tests, self._seconds(mutant.limit_s))
+                status, output = bench.pytest(mutant.tests, self._seconds(mutant.limit_s))
         except NoLongerAppliesError as error:
             return End.BROKEN, str(error)
         if status is NO_END and self._is_over():
@@ -147,11 +147,11 @@ class Laboratory:
         if status is NO_END:
             return End.KILLED if mutant.hangs else End.NO_END, f"the tests come to no end within {mutant.limit_s} s"
         if status == SOME_FAILED:
-            failed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
             return End.KILLED, failed[0].split(" - ")[0].partition(" ")[2] if failed else "a test"
         if status == ALL_PASSED:
             return End.SURVIVED, f"passed all the same: {', '.join(mutant.tests)}"
-        return End.BROKEN, f"the tests cannot be run (status {status}):\n{said}"
+        return End.BROKEN, f"the tests cannot be run (status {status}):\n{output}"
 
     def _by_rule(self, mutant: LineMutant) -> tuple[End, str]:
         """As `_ended`, of a mutant that was not made for its tests.

@@ -67,9 +67,7 @@ def test_without_any_mutant_the_same_tests_pass(laboratory: Laboratory) -> None:
     ],
     ids=["it changes nothing", "its text is gone", "its text is there twice", "its test is gone", "it is no Python"],
 )
-def test_a_useless_mutant_is_reported(
-    laboratory: Laboratory, change: dict[str, Any], end: End, says: str
-) -> None:
+def test_a_useless_mutant_is_reported(laboratory: Laboratory, change: dict[str, Any], end: End, says: str) -> None:
     ended = laboratory.verdict(replace(FITTING, **change)).result()
     assert (ended.end, says in ended.says) == (end, True), ended.says
 
@@ -80,8 +78,8 @@ def test_a_run_takes_every_case_whatever_the_environment_asks_for(monkeypatch: p
         marks = "@pytest.mark.release\n@pytest.mark.parametrize('case', range(9))\n"
         test = f"import pytest\n\n{marks}def test_last(case):\n    assert case != 8\n"
         (bench.root / "tests/unit/test_all.py").write_text(test)
-        status, said = bench.pytest(["unit/test_all.py"], 60)
-    assert (status, "1 failed, 8 passed" in said) == (SOME_FAILED, True), said
+        status, output = bench.pytest(["unit/test_all.py"], 60)
+    assert (status, "1 failed, 8 passed" in output) == (SOME_FAILED, True), output
 
 
 @pytest.mark.parametrize(
@@ -136,8 +134,8 @@ def test_where_pytest_breaks_on_leaving_only_a_test_that_failed_has_killed_a_mut
     (tmp_path / "conftest.py").write_text("def pytest_unconfigure():\n    raise RuntimeError('left open')\n")
     (tmp_path / "test_one.py").write_text(f"def test_one():\n    {line}\n")
     request = {"root": str(tmp_path), "arguments": ["-q", "-p", "no:cacheprovider", "test_one.py"], "limit_s": 60}
-    said = json.dumps(request) + "\n"
-    done = subprocess.run([sys.executable, FORK_SERVER], input=said, capture_output=True, text=True, check=True)
+    output = json.dumps(request) + "\n"
+    done = subprocess.run([sys.executable, FORK_SERVER], input=output, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["status"] == status
 
 

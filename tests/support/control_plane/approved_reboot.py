@@ -21,22 +21,22 @@ def approved_reboot(runner: CommandRunner, env: Mapping[str, str]) -> str:
     first = runner.start("rebooter", **OPTIONS, **env)
     what = "the reboot is told, or a right lacks"
     wait_until(lambda: tree.is_reboot_requested or _refused(first), what, RUN_TIMEOUT_S)
-    if said := _refused(first):
-        return said
+    if output := _refused(first):
+        return output
     first.kill()
     tree.reboot()
     tree.load(ASCEND_ROOT)
     node.report_boot(tree.boot_id)
     second = runner.start("rebooter", **OPTIONS, **env)
     wait_until(lambda: _is_clean(node) or _refused(second), "all is given back, or a right lacks", RUN_TIMEOUT_S)
-    said = _refused(second)
+    output = _refused(second)
     ended = second.terminate()
-    return said or ("" if ended.code == 0 else ended.err)
+    return output or ("" if ended.code == 0 else ended.err)
 
 
 def _refused(run: Command) -> str:
-    said = run.said()
-    return said if "forbidden" in said or '"level": "warning"' in said or run.has_ended else ""
+    output = run.output()
+    return output if "forbidden" in output or '"level": "warning"' in output or run.has_ended else ""
 
 
 def _is_clean(node: Node) -> bool:

@@ -477,35 +477,35 @@ class Bench:
     def record(self, route: str) -> Record:
         paused = self.paused() if ROUTES[route].is_paused else None
         with self._scene(route, paused) as scene, self._proxy() as proxy:
-            said = self._run(scene, proxy.url)
-            assert said.code == scene.route.code, said.err
-            return Record(enumerate_requests(proxy.exchanges()), said.code, scene.state(), paused)
+            done = self._run(scene, proxy.url)
+            assert done.code == scene.route.code, done.err
+            return Record(enumerate_requests(proxy.exchanges()), done.code, scene.state(), paused)
 
     def judge(self, cell: Cell, record: Record) -> Verdict:
         with self._scene(cell.route, record.paused) as scene:
             fault = cell.fault(str(scene.folder / "token"))
             with self._proxy(fault) as proxy:
                 before = scene.state()
-                said = self._run(scene, proxy.url, cell)
+                done = self._run(scene, proxy.url, cell)
                 fired, asked = proxy.script.fired(fault), proxy.exchanges(cell.asked.verb)
             after = scene.state()
             requests = sum(one.request.target.resource == cell.asked.resource for one in asked)
-            problems = [*_of_end(cell, said, record), *_of_requests(cell, fired, requests)]
-            if said.code == record.code:
+            problems = [*_of_end(cell, done, record), *_of_requests(cell, fired, requests)]
+            if done.code == record.code:
                 problems += _of_state("the run", record.after, after)
             else:
-                problems += self._of_failure(scene, said, record, before, after)
-        return Verdict(cell, said.code, _told(cell, fault, said, problems), requests)
+                problems += self._of_failure(scene, done, record, before, after)
+        return Verdict(cell, done.code, _told(cell, fault, done, problems), requests)
 
-    def _of_failure(self, scene: Scene, said: Said, record: Record, before: State, after: State) -> Iterator[str]:
+    def _of_failure(self, scene: Scene, output: Said, record: Record, before: State, after: State) -> Iterator[str]:
         """Given back, held and said so, or as after a good end whose answer was lost; the next run ends as ever."""
         if after != record.after:
             if not is_as_before(after, before) and not is_taken(after):
                 yield f"neither given back nor held: {after}"
-            yield from _of_what_is_shown(said, before, after)
-        is_said = "paused" in said.last_line or "does not exist" in said.last_line
+            yield from _of_what_is_shown(output, before, after)
+        is_said = "paused" in output.last_line or "does not exist" in output.last_line
         if not is_as_before(after, before) and is_taken(after) and not is_said:
-            yield f"held, and it is not said: {said.last_line}"
+            yield f"held, and it is not said: {output.last_line}"
         with self._proxy() as proxy:
             again = self._run(scene, proxy.url)
         if again.code != record.code:
@@ -554,17 +554,17 @@ def enumerate_requests(exchanges: Sequence[Exchange]) -> tuple[Asked, ...]:
     return tuple(found)
 
 
-def _of_end(cell: Cell, said: Said, record: Record) -> Iterator[str]:
+def _of_end(cell: Cell, output: Said, record: Record) -> Iterator[str]:
     wanted = code_of(cell, record.code)
-    if said.code != wanted:
-        yield f"exit code {said.code}, not {wanted}"
-    if "Traceback" in said.err:
+    if output.code != wanted:
+        yield f"exit code {output.code}, not {wanted}"
+    if "Traceback" in output.err:
         yield "a traceback"
-    is_two_lines = len(said.errors) == 2 and said.errors[1].startswith("what to do: ") and all(said.errors)
-    if said.code and not (is_two_lines and len(said.errors[1]) > len("what to do: ")):
-        yield f"not one line what and one line what to do: {said.errors}"
-    if any("\n" in line for line in said.errors):
-        yield f"more than one line: {said.errors}"
+    is_two_lines = len(output.errors) == 2 and output.errors[1].startswith("what to do: ") and all(output.errors)
+    if output.code and not (is_two_lines and len(output.errors[1]) > len("what to do: ")):
+        yield f"not one line what and one line what to do: {output.errors}"
+    if any("\n" in line for line in output.errors):
+        yield f"more than one line: {output.errors}"
 
 
 def _of_requests(cell: Cell, fired: int, requests: int) -> Iterator[str]:
@@ -585,19 +585,19 @@ def _of_state(whose: str, wanted: State, now: State) -> Iterator[str]:
         yield f"{whose} is shown as {now.shown}, not as {wanted.shown}"
 
 
-def _of_what_is_shown(said: Said, before: State, after: State) -> Iterator[str]:
+def _of_what_is_shown(output: Said, before: State, after: State) -> Iterator[str]:
     """A failure is shown as one, or nothing is where the Node could not be patched; a taken node is held or at work."""
     word, code = after.shown
     if is_taken(after):
         right = word in ("held", "upgrading") or after.shown == before.shown
     else:
-        right = (word, code) == ("failed", said.code) or after.shown == before.shown
+        right = (word, code) == ("failed", output.code) or after.shown == before.shown
     if not right:
-        yield f"exit code {said.code} is shown as {after.shown}"
+        yield f"exit code {output.code} is shown as {after.shown}"
 
 
-def _told(cell: Cell, fault: Fault, said: Said, problems: Sequence[str]) -> tuple[str, ...]:
-    return (*problems, f"script: {fault}", f"last line: {said.last_line}") if problems else ()
+def _told(cell: Cell, fault: Fault, output: Said, problems: Sequence[str]) -> tuple[str, ...]:
+    return (*problems, f"script: {fault}", f"last line: {output.last_line}") if problems else ()
 
 
 _BENCH: list[Bench] = []

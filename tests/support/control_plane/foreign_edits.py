@@ -48,13 +48,13 @@ from tests.support.selection import Share
 class Wait:
     """A wait of a run.
 
-    `begin` starts a run on a scene, `said` is the log line of the wait, `end` lets it go on. `has_journal`: the node is
+    `begin` starts a run on a scene, `log_line` is the log line of the wait, `end` lets it go on. `has_journal`: the node is
     taken in it; `has_pause`: its labels are paused. `plans_again`: after it the run observes and plans again.
     """
 
     name: str
     begin: Callable[[NodeScene], ForkedCommand]
-    said: str
+    log_line: str
     end: Callable[[NodeScene], None]
     has_journal: bool = True
     has_pause: bool = True
@@ -64,7 +64,7 @@ class Wait:
     def reach(self, scene: NodeScene) -> None:
         """Start a run, and return when it waits."""
         scene.run = self.begin(scene)
-        scene.current.wait_log(self.said)
+        scene.current.wait_log(self.log_line)
 
 
 def _with_operand(scene: NodeScene) -> ForkedCommand:

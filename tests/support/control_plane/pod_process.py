@@ -198,12 +198,12 @@ class DriverNode:
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.touch()
 
-    def clear(self, said: str) -> Ended:
+    def clear(self, expected: str) -> Ended:
         """Run the init container, whose last line begins so once it is done; the node is as it was before."""
         labels = self.node.labels()
         ended = self.runner.run(self.pod, MANAGER)
         assert ended.code == 0, ended.err
-        assert ended.last_line.startswith(f"exit 0: done: {said}"), ended.last_line
+        assert ended.last_line.startswith(f"exit 0: done: {expected}"), ended.last_line
         assert (self.node.labels(), self.node.read()["spec"].get("unschedulable")) == (labels, None)
         assert not [key for key in self.node.annotations() if "driver-manager" in key]
         meta = self.pod["metadata"]

@@ -54,13 +54,13 @@ class Running:
     def has_ended(self) -> bool:
         return self.process.poll() is not None
 
-    def said(self) -> str:
+    def output(self) -> str:
         return os.pread(self._err.fileno(), os.fstat(self._err.fileno()).st_size, 0).decode(errors="replace")
 
     @property
     def lines(self) -> list[str]:
-        said = self._said if self._err.closed else self.said()
-        return [json.loads(line)["message"] for line in said.splitlines() if line.endswith("}")]
+        output = self._output if self._err.closed else self.output()
+        return [json.loads(line)["message"] for line in output.splitlines() if line.endswith("}")]
 
     def says(self, text: str, after: int = 0) -> None:
         """Wait until it has said this, in a line after the first `after`."""
@@ -72,9 +72,9 @@ class Running:
         except subprocess.TimeoutExpired:
             self.process.kill()
             out, _ = self.process.communicate()
-            raise AssertionError(f"timed out after {RUN_TIMEOUT_S:g} s\n{out}\n{self.said()}") from None
-        at_s, err = time.monotonic(), self.said()
-        self._said = err
+            raise AssertionError(f"timed out after {RUN_TIMEOUT_S:g} s\n{out}\n{self.output()}") from None
+        at_s, err = time.monotonic(), self.output()
+        self._output = err
         self._err.close()
         STARTED.remove(self)
         return Ended(self.process.returncode, out or "", err, self._last_line.read_text(), at_s, at_s - self._began_s)
@@ -127,7 +127,7 @@ class ForkedCommand:
         path = self.folder / "err"
         return path.read_text() if path.exists() else ""
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log
 
     @property

@@ -266,8 +266,8 @@ class RolloutFleet:
         try:
             wait_until(lambda: self.is_complete(revision), f"{revision} is complete", timeout_s, every_s=0.2)
         except AssertionError as error:
-            said = "\n".join(one.said() for one in self._controllers if not one.has_ended)
-            raise AssertionError(f"{error}: {self.status()}\n{said}") from error
+            output = "\n".join(one.output() for one in self._controllers if not one.has_ended)
+            raise AssertionError(f"{error}: {self.status()}\n{output}") from error
 
     def pods(self) -> list[Json]:
         return self.api.list(PODS, labelSelector=f"app={self.name}")

@@ -48,8 +48,8 @@ def kubectl() -> str:
         found = shutil.which("kubectl")
         if found is None:
             pytest.skip(f"no kubectl to compare with: {error}")
-    said = subprocess.run([found, "version", "--client", "-o", "json"], capture_output=True, text=True, check=False)
-    version = json.loads(said.stdout or "{}").get("kustomizeVersion", "v0")
+    done = subprocess.run([found, "version", "--client", "-o", "json"], capture_output=True, text=True, check=False)
+    version = json.loads(done.stdout or "{}").get("kustomizeVersion", "v0")
     if int(version.removeprefix("v").split(".")[0]) < 5:
         pytest.skip(f"kubectl has kustomize {version}, which knows no components")
     return found

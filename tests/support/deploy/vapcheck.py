@@ -47,9 +47,9 @@ def compiled(file: Path) -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def _ran(*words: str | Path, said: str = "") -> subprocess.CompletedProcess[str]:
+def _ran(*words: str | Path, expected: str = "") -> subprocess.CompletedProcess[str]:
     argv = [program(), *map(str, words)]
-    return subprocess.run(argv, input=said, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    return subprocess.run(argv, input=expected, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def update(sender: Sender, old: Json | None, new: Json, subresource: str = "") -
 def reviewed(file: Path, reviews: Iterable[Json], may: Callable[[str, Json], bool]) -> list[str]:
     """Why each is denied, "" where it is allowed. `may` answers for a user whether RBAC allows some attributes."""
     with _authorizer(file.parent, may) as kubeconfig:
-        done = _ran("review", "-kubeconfig", kubeconfig, file, said="\n".join(map(json.dumps, reviews)))
+        done = _ran("review", "-kubeconfig", kubeconfig, file, expected="\n".join(map(json.dumps, reviews)))
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line)["response"] for line in done.stdout.splitlines()]
     return ["" if one["allowed"] else one["status"]["message"] for one in answers]
@@ -151,11 +151,15 @@ class Webhook:
 
     def reviews(self) -> list[tuple[Json, Json]]:
         lines = [json.loads(line) for line in self.log.read_text().splitlines()]
-        return [(asked["request"], said["response"]) for asked, said in zip(lines[::2], lines[1::2], strict=True)]
+        return [
+            (asked["request"], expected["response"]) for asked, expected in zip(lines[::2], lines[1::2], strict=True)
+        ]
 
     def denied(self) -> list[str]:
         """Who was denied what so far, and why."""
-        denied = [(asked, said["status"]["message"]) for asked, said in self.reviews() if not said["allowed"]]
+        denied = [
+            (asked, expected["status"]["message"]) for asked, expected in self.reviews() if not expected["allowed"]
+        ]
         return [f"{asked['userInfo']['username']} {asked['name']}: {why}" for asked, why in denied]
 
 

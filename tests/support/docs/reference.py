@@ -222,8 +222,8 @@ def _options() -> Iterator[str]:
             flag = "" if one.env in settings.ONLY_VARIABLES else code(one.flag)
             taken = " or ".join(map(code, one.choices)) if one.kind is SettingKind.CHOICE else one.kind.value
             # A default has a column of its own; one that is no constant is at the end of the text.
-            text, _, said = (one.help, "", "") if one.default is not None else one.help.partition(SAID)
-            default = code(str(one.default)) if one.default is not None else said.rstrip(".") or "none"
+            text, _, output = (one.help, "", "") if one.default is not None else one.help.partition(SAID)
+            default = code(str(one.default)) if one.default is not None else output.rstrip(".") or "none"
             text += "" if names == usual else f" ({_of(list(names))})"
             rows.append(
                 (codes((one.env, *one.also)), flag, taken, "off" if one.kind is SettingKind.FLAG else default, text)

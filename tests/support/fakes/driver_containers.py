@@ -45,12 +45,12 @@ class EntryProgram:
 
     def start(self, **env: str) -> subprocess.Popen[str]:
         argv, given = [self.script], self.environment(**env)
-        with (self.folder / "said").open("w") as said:
+        with (self.folder / "output").open("w") as output:
             # A session of its own: its sleep ends with it.
-            return subprocess.Popen(argv, env=given, stderr=said, text=True, start_new_session=True)
+            return subprocess.Popen(argv, env=given, stderr=output, text=True, start_new_session=True)
 
-    def said(self) -> str:
-        return (self.folder / "said").read_text()
+    def output(self) -> str:
+        return (self.folder / "output").read_text()
 
     def load(self, version: str, digest: str = "") -> None:
         """This version is loaded, and recorded by its digest."""
@@ -84,15 +84,15 @@ class EntryProgram:
 
     def ended(self, process: subprocess.Popen[str], **env: str) -> int:
         """Ask it to end once it stays and is ready; its exit status."""
-        self.wait(process, lambda: any(words in self.said() for words in STAYS))
+        self.wait(process, lambda: any(words in self.output() for words in STAYS))
         self.wait(process, lambda: not self.run("ready", **env).returncode)
         return self.end(process)
 
     def wait(self, process: subprocess.Popen[str], check: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + LIMIT_S
         while not check():
-            assert process.poll() is None, self.said()
-            assert time.monotonic() < deadline_s, self.said()
+            assert process.poll() is None, self.output()
+            assert time.monotonic() < deadline_s, self.output()
             time.sleep(0.02)
 
     def end(self, process: subprocess.Popen[str]) -> int:

@@ -16,40 +16,42 @@ ONE_WAVE = (spec.Wave("all"),)
 DAEMON_SET = spec.DaemonSetFacts("npu", "driver", "ds-uid", "9", "OnDelete")
 
 
-def policy(**said: Any) -> spec.RolloutPolicy:
-    return spec.RolloutPolicy(**{"daemon_set": "driver", "waves": ONE_WAVE, **said})
+def policy(**fields: Any) -> spec.RolloutPolicy:
+    return spec.RolloutPolicy(**{"daemon_set": "driver", "waves": ONE_WAVE, **fields})
 
 
-def node(name: str, state: spec.UpgradeState | None = None, **said: Any) -> spec.FleetNode:
+def node(name: str, state: spec.UpgradeState | None = None, **fields: Any) -> spec.FleetNode:
     """A node that nothing is wrong with; `state` with a record of the new revision, unless another one is said."""
     if state is not None:
-        said = {"upgrade": state.value, "record": record(name), **said}
-    return spec.FleetNode(**{"name": name, "uid": f"uid-{name}", "resource_version": "1", "boot_id": "boot-1", **said})
+        fields = {"upgrade": state.value, "record": record(name), **fields}
+    return spec.FleetNode(
+        **{"name": name, "uid": f"uid-{name}", "resource_version": "1", "boot_id": "boot-1", **fields}
+    )
 
 
-def pod(of: str, revision: str = OLD, uid: str = "", **said: Any) -> spec.DriverPod:
+def pod(of: str, revision: str = OLD, uid: str = "", **fields: Any) -> spec.DriverPod:
     """The driver's pod of a node: ready, on the old revision; of before a restart where no `uid` is said."""
     uid = uid or f"{of}-before"
     known = {"namespace": "npu", "name": f"driver-{uid}", "uid": uid, "node": of, "revision": revision}
-    return spec.DriverPod(**{**known, "is_ready": True, **said})
+    return spec.DriverPod(**{**known, "is_ready": True, **fields})
 
 
-def new_pod(of: str, revision: str = NEW, **said: Any) -> spec.DriverPod:
-    return pod(of, revision, f"{of}-after", **said)
+def new_pod(of: str, revision: str = NEW, **fields: Any) -> spec.DriverPod:
+    return pod(of, revision, f"{of}-after", **fields)
 
 
-def record(of: str = "a", **said: Any) -> spec.NodeRecord:
+def record(of: str = "a", **fields: Any) -> spec.NodeRecord:
     known = {"rollout": ROLLOUT, "revision": NEW, "wave": 1, "pod": f"{of}-before", "boot_id": "boot-1"}
-    return spec.NodeRecord(**{**known, "began_s": NOW_S - 60.0, "since_s": NOW_S - 60.0, **said})
+    return spec.NodeRecord(**{**known, "began_s": NOW_S - 60.0, "since_s": NOW_S - 60.0, **fields})
 
 
-def fleet(nodes: Iterable[spec.FleetNode], pods: Iterable[spec.DriverPod] | None = None, **said: Any) -> spec.Fleet:
+def fleet(nodes: Iterable[spec.FleetNode], pods: Iterable[spec.DriverPod] | None = None, **fields: Any) -> spec.Fleet:
     """Those nodes; with an old pod on each, unless others are said."""
     nodes = tuple(nodes)
     known: dict[str, Any] = {"policy": policy(), "memory": spec.RolloutState(target=NEW), "wishes": spec.Requests()}
     known |= {"revisions": REVISIONS, "daemon_set": DAEMON_SET, "rollout": ROLLOUT}
     found = tuple(pod(node.name) for node in nodes) if pods is None else tuple(pods)
-    return spec.Fleet(**{**known, "nodes": nodes, "pods": found, **said})
+    return spec.Fleet(**{**known, "nodes": nodes, "pods": found, **fields})
 
 
 def matching(text: str) -> selectors.Selector:

@@ -165,10 +165,10 @@ class World:
         if machine.facts.is_taken_by_run and has_target and not pods:
             self._give_back(machine)
 
-    def change(self, machine: Machine, **said: object) -> None:
+    def change(self, machine: Machine, **fields: object) -> None:
         """Somebody changes the Node: it has a new resourceVersion."""
         version = str(int(machine.facts.resource_version) + 1)
-        machine.facts = replace(machine.facts, resource_version=version, **said)
+        machine.facts = replace(machine.facts, resource_version=version, **fields)
 
     def upgrade_to(self, revision: str) -> None:
         if revision == self.template:
@@ -250,8 +250,8 @@ class World:
         if self.clears_first and machine.pod is not None and machine.pod.is_ready:
             self.change(machine, **GIVEN_BACK)  # the run goes on from what it finds
 
-    def _tell(self, machine: Machine, state: NodeState, **said: object) -> None:
-        self.change(machine, driver_state=state, outcome_s=self.clock_of(machine), **said)
+    def _tell(self, machine: Machine, state: NodeState, **fields: object) -> None:
+        self.change(machine, driver_state=state, outcome_s=self.clock_of(machine), **fields)
 
     def clock_of(self, machine: Machine) -> float:
         """What the node's own clock shows: most are an hour off."""

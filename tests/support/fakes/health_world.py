@@ -91,8 +91,8 @@ class HealthWorld:
             return False
         return True
 
-    def turns(self, *said: ProbeResult) -> None:
-        for self.chip in said:
+    def turns(self, *expected: ProbeResult) -> None:
+        for self.chip in expected:
             self.turn()
 
     @property

@@ -44,11 +44,11 @@ def on_terminal(
             argv, stdin=slave, stdout=slave, stderr=slave, env=settings, cwd=folder, start_new_session=True
         )
         os.close(slave)
-        said = b""
+        output = b""
         while True:
             if not select.select([ours], [], [], 300.0)[0]:
                 process.kill()
-                raise TimeoutError(f"{argv} has printed nothing for five minutes, after {said.decode()!r}")
+                raise TimeoutError(f"{argv} has printed nothing for five minutes, after {output.decode()!r}")
             try:
                 more = ours.read(65536)
             except OSError as error:
@@ -57,5 +57,5 @@ def on_terminal(
                 break
             if not more:
                 break
-            said += more
-    return Shown(process.wait(), said.decode())
+            output += more
+    return Shown(process.wait(), output.decode())

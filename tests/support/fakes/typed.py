@@ -47,15 +47,15 @@ class Prompt:
 
     def output(self, line: str, *more: str, code: int = 0) -> str:
         """The output of a command that ends with this code."""
-        said = self(line, *more)
-        assert said.code == code, (line, said)
-        return said.out
+        shown = self(line, *more)
+        assert shown.code == code, (line, shown)
+        return shown.out
 
     def errors(self, line: str, *more: str, code: int = 2) -> str:
         """The errors of a command that ends with this code."""
-        said = self(line, *more)
-        assert said.code == code, (line, said)
-        return said.err
+        output = self(line, *more)
+        assert output.code == code, (line, output)
+        return output.err
 
     def shows(self, form: str, line: str, *more: str) -> Any:
         """The JSON that a command prints, which is of this form. The command ends well."""

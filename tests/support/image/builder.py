@@ -218,11 +218,11 @@ def mirror() -> str:
 
 
 def checked(argv: Sequence[str], timeout_s: float, folder: Path = CHECKOUT) -> str:
-    said = run(argv, timeout_s=timeout_s, folder=folder)
-    if said.status:
-        tail = "\n".join(f"{said.out}\n{said.err}".strip().splitlines()[-30:])
-        raise ImageTierError(f"{' '.join(argv[:5])} … exited {said.status}:\n{tail}")
-    return said.out
+    done = run(argv, timeout_s=timeout_s, folder=folder)
+    if done.status:
+        tail = "\n".join(f"{done.out}\n{done.err}".strip().splitlines()[-30:])
+        raise ImageTierError(f"{' '.join(argv[:5])} … exited {done.status}:\n{tail}")
+    return done.out
 
 
 def run(argv: Sequence[str], *, timeout_s: float, folder: Path = CHECKOUT) -> Said:

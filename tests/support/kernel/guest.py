@@ -149,8 +149,8 @@ def run(node_ids: Sequence[str], environment: Mapping[str, str], needed: Sequenc
     try:
         cases = results.parsed(sent)
     except KernelTierError as error:
-        said = f"{error}\n{outcome}\nconsole:\n{tools.tail(console, 90)}\nvirtiofsd:\n{tools.tail(files_log, 10)}"
-        raise KernelTierError(said) from error
+        message = f"{error}\n{outcome}\nconsole:\n{tools.tail(console, 90)}\nvirtiofsd:\n{tools.tail(files_log, 10)}"
+        raise KernelTierError(message) from error
     return GuestReport(cases, console, left)
 
 
@@ -317,8 +317,8 @@ def replaying(node_id: str) -> Callable[[GuestReport], None]:
     def replay(guest_report: GuestReport) -> None:
         case = guest_report.cases.get(node_id)
         if case is None:
-            said = tools.tail(guest_report.console)
-            pytest.fail(f"the guest did not report this test; console:\n{said}", pytrace=False)
+            output = tools.tail(guest_report.console)
+            pytest.fail(f"the guest did not report this test; console:\n{output}", pytrace=False)
         if case.failure:
             pytest.fail(f"in the guest, after {case.duration_s:.1f} s:\n{case.failure}", pytrace=False)
         if case.skipped:

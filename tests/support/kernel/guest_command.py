@@ -50,7 +50,7 @@ class Forked:
         if self.pid == 0:
             _be_command(arguments, env, self._out, self._err, before)
 
-    def said(self) -> str:
+    def output(self) -> str:
         """What it has written to standard error so far."""
         return self._err.read_text() if self._err.exists() else ""
 

@@ -153,4 +153,4 @@ def guest_kernel() -> Iterator[None]:
     assert [module for module in ALL_STAND_INS if is_loaded(module)] == []
     yield
     left = [rmmod(module) for module in ALL_STAND_INS if is_loaded(module)]
-    assert [said.stderr for said in left if said.status != 0] == []
+    assert [expected.stderr for expected in left if expected.status != 0] == []

@@ -98,10 +98,10 @@ def _refusals(roots: HostRoots, trees: DriverRoots) -> list[dict[str, Any]]:
     ):
         prepare()
         host = read_host(roots, PROFILE, "", None, loads=False)
-        said = [one for one in checks(Situation.of(observation(host=host), PROFILE, CONTAINER)) if one.ok is False]
-        found.append({"problems": [problem.what for problem in said], "version": host.modules["rebellions"].version})
+        lines = [one for one in checks(Situation.of(observation(host=host), PROFILE, CONTAINER)) if one.ok is False]
+        found.append({"problems": [problem.what for problem in lines], "version": host.modules["rebellions"].version})
     kernel = rmmod("rebellions")
-    return [*found, {"rmmod": kernel.status, "said": kernel.stderr}]
+    return [*found, {"rmmod": kernel.status, "stderr": kernel.stderr}]
 
 
 if __name__ == "__main__":

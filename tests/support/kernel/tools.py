@@ -74,8 +74,8 @@ def run(argv: Iterable[str | Path], *, timeout_s: float, cwd: Path | None = None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelTierError(f"{shown}: {error}") from error
     if done.returncode != 0:
-        said = tail((done.stdout + done.stderr).decode(errors="replace"))
-        raise KernelTierError(f"{shown} … exited {done.returncode}:\n{said}")
+        output = tail((done.stdout + done.stderr).decode(errors="replace"))
+        raise KernelTierError(f"{shown} … exited {done.returncode}:\n{output}")
     return done.stdout
 
 

@@ -438,8 +438,8 @@ class Drivers:
             self._wait(lambda name=name: not self.users(name), f"no pod of {name} runs")  # type: ignore[misc]
 
     def log(self) -> list[Json]:
-        said = self.machine.kubectl("logs", "-n", NAMESPACE, self.a_pod().name, "-c", MANAGER).stdout
-        return [json.loads(line) for line in said.splitlines()]
+        output = self.machine.kubectl("logs", "-n", NAMESPACE, self.a_pod().name, "-c", MANAGER).stdout
+        return [json.loads(line) for line in output.splitlines()]
 
     def wait_said(self, text: str) -> None:
         self._wait(lambda: any(text in line["message"] for line in self.log()), f"the run says {text!r}")
@@ -546,8 +546,8 @@ class Rollouts:
         try:
             wait_until(lambda: self.is_complete(revision), f"{revision} is complete", 300.0)
         except AssertionError as error:
-            said = self.machine.kubectl("logs", "-n", NAMESPACE, "-l", CONTROLLERS, "--tail=30").stdout
-            raise AssertionError(f"{error}\n{self.status()}\n{said}") from error
+            output = self.machine.kubectl("logs", "-n", NAMESPACE, "-l", CONTROLLERS, "--tail=30").stdout
+            raise AssertionError(f"{error}\n{self.status()}\n{output}") from error
 
     def wait_new_target(self, old: str) -> str:
         def target() -> str:

@@ -228,7 +228,7 @@ class Vendor:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from error
 
-    def said(self) -> str:
+    def output(self) -> str:
         """What the runs of driver-manager have said in the pods that are there."""
         logs = sorted(self.root.glob(f"var/log/pods/{self.namespace}_*/k8s-driver-manager/*.log"))
         return "\n".join(log.read_text(errors="replace") for log in logs)

@@ -153,18 +153,18 @@ def test_a_rollout_is_never_denied(webhook: Webhook, rollout_fleet: FleetFactory
 
 
 @pytest.mark.parametrize(
-    ("of", "said"),
+    ("of", "expected"),
     [
         ("", "kubectl create token --bound-object-kind=Pod --bound-object-name=POD"),
         ("another-node", "the token is for node another-node"),
     ],
 )
-def test_a_token_that_is_not_of_this_node_takes_nothing(webhook: Webhook, site: Site, of: str, said: str) -> None:
+def test_a_token_that_is_not_of_this_node_takes_nothing(webhook: Webhook, site: Site, of: str, expected: str) -> None:
     runner = site(AGENT, {f"{PREFIX}device-plugin": "true"}, of=of)
     before = runner.node.read()["metadata"]
     ended = runner.reconcile()
     assert ended.code == 7, ended.err
-    assert said in ended.err
+    assert expected in ended.err
     after = runner.node.read()["metadata"]
     assert (after["labels"], after.get("annotations")) == (before["labels"], before.get("annotations"))
 
@@ -176,8 +176,8 @@ def denied_to_others(webhook: Webhook, name: str) -> bool:
     """
     patches = [
         asked
-        for asked, said in webhook.reviews()
-        if asked["name"] == name and "-driver" in asked["userInfo"]["username"] and said["allowed"]
+        for asked, message in webhook.reviews()
+        if asked["name"] == name and "-driver" in asked["userInfo"]["username"] and message["allowed"]
     ]
     asked, expected = [], []
     for one in patches:

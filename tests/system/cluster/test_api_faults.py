@@ -259,7 +259,7 @@ def test_a_server_that_is_gone_for_3_s_while_pods_are_waited_for_is_back_in_time
     run = start_and_take(command_runner)
     wait_until(lambda: any(one.status for one in proxy.exchanges("watch", "pods")), "the watch was answered")
     node.kubelet.release("metrics-exporter")
-    wait_until(lambda: ", 1 left" in run.said(), "the run reads the watch: an answer that is lost breaks off nothing")
+    wait_until(lambda: ", 1 left" in run.output(), "the run reads the watch: an answer that is lost breaks off nothing")
     proxy.go_away(3.0)
     node.kubelet.release("device-plugin")
     ended = run.end()

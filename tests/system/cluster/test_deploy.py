@@ -259,8 +259,8 @@ def test_an_account_may_use_its_own_constraints_in_its_namespace_only(admin_api:
             attributes = {"verb": "use", "group": DEFINITIONS[0][0], "resource": DEFINITIONS[0][2], "name": name}
             who = f"system:serviceaccount:npu-operator:{account}"
             review = {"spec": {"user": who, "resourceAttributes": {**attributes, "namespace": namespace}}}
-            said = admin_api.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
-            if said["status"]["allowed"]:
+            output = admin_api.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+            if output["status"]["allowed"]:
                 found.add((account, name, namespace))
     assert found == {(account, account, "npu-operator") for account in accounts}
 
@@ -514,13 +514,13 @@ def test_the_watch_finds_a_device_node_that_is_younger_than_itself(settle: Calla
     (driver_node.tree.bin / "await").chmod(0o755)
     container["command"] = ["await"]
     running = driver_node.runner.start(pod, "health-watch")
-    wait_until(lambda: "waiting" in running.said(), "the container has started", RUN_TIMEOUT_S)
+    wait_until(lambda: "waiting" in running.output(), "the container has started", RUN_TIMEOUT_S)
     (driver_node.tree.root / "dev/rbln-late").touch()
     assert running.end().code == 0
 
 
 @pytest.mark.parametrize(
-    ("mount", "code", "said"),
+    ("mount", "code", "expected"),
     [
         ("/host", 2, "cannot read /sys/module"),
         ("/run/rbln", 6, "/run/rbln/rbln-driver.state cannot be written: Read-only file system"),
@@ -528,12 +528,12 @@ def test_the_watch_finds_a_device_node_that_is_younger_than_itself(settle: Calla
     ],
 )
 def test_the_init_container_needs_each_of_its_mounts(
-    settle: Callable[[str], DriverNode], mount: str, code: int, said: str
+    settle: Callable[[str], DriverNode], mount: str, code: int, expected: str
 ) -> None:
     driver_node = settle("rebellions")
     pod = copy.deepcopy(driver_node.pod)
     (container,) = pod["spec"]["initContainers"]
     container["volumeMounts"] = [one for one in container["volumeMounts"] if one["mountPath"] != mount]
     ended = driver_node.runner.run(pod, MANAGER)
-    assert (ended.code, said in ended.err) == (code, True), ended.err
+    assert (ended.code, expected in ended.err) == (code, True), ended.err
     assert driver_node.tree.driver_version == OLD

@@ -82,7 +82,7 @@ def test_a_process_of_the_host_disturbs_no_pod_in_three_retries(
         versions.add(one.node.read()["metadata"]["resourceVersion"])
     assert len(versions) == 1, "the first one shows on the Node how it ended, the others write nothing"
     run = one.start("reconcile-driver-state", DEVICE_FREE_TIMEOUT="4m", **EVICT)
-    wait_until(lambda: "before anything is changed" in run.said(), "the run waits")
+    wait_until(lambda: "before anything is changed" in run.output(), "the run waits")
     assert state(one) == before
     one.tree.end_process(4242)
     assert run.end().code == 0
@@ -120,7 +120,7 @@ def test_after_a_failure_the_next_run_waits_for_sigterm_or_a_deploy_label_that_i
 
     before = state(one)
     run = one.start("reconcile-driver-state", DEVICE_FREE_TIMEOUT="1s")
-    wait_until(lambda: "wait until " in run.said(), "the run waits")
+    wait_until(lambda: "wait until " in run.output(), "the run waits")
     began_s = time.monotonic()
     ended = run.terminate()
     assert ended.code == 10, ended.err
@@ -132,7 +132,7 @@ def test_after_a_failure_the_next_run_waits_for_sigterm_or_a_deploy_label_that_i
     (one.tree.root / "sys/module/rebellions/refcnt").write_text("0\n")
     note.write_text(json.dumps(told | {"attempts": 7}))
     run = one.start("reconcile-driver-state", DEVICE_FREE_TIMEOUT="1s")
-    wait_until(lambda: "wait until " in run.said(), "the run waits, for half an hour")
+    wait_until(lambda: "wait until " in run.output(), "the run waits, for half an hour")
     one.node.set_labels({exporter: "false"})
     wait_until(lambda: JOURNAL in one.node.annotations() or run.has_ended, "it goes on", SOON_S)
     ended = run.end()

@@ -46,21 +46,21 @@ def target(node: NodeFactory) -> Node:
 
 
 @pytest.mark.parametrize(
-    ("etcd", "said", "starts"),
+    ("etcd", "expected", "starts"),
     [
         ('echo "no space left on device" >&2; exit 3', r"(?s)etcd ended with status 3.*no space left on device", 1),
         ('echo "bind: address already in use" >&2; exit 1', "address already in use", 3),
     ],
 )
 def test_a_component_that_fails_is_reported_and_one_whose_port_was_taken_is_tried_with_others(
-    tmp_path: Path, etcd: str, said: str, starts: int
+    tmp_path: Path, etcd: str, expected: str, starts: int
 ) -> None:
     tried = tmp_path / "tried"
     for name in ("etcd", "kube-apiserver", "kube-controller-manager"):
         (tmp_path / name).write_text(f'#!/bin/sh\necho "$*" >> {tried}\n{etcd}\n')
         (tmp_path / name).chmod(0o755)
     plane = ControlPlane(tmp_path)
-    with pytest.raises(ControlPlaneError, match=said):
+    with pytest.raises(ControlPlaneError, match=expected):
         plane.__enter__()
     assert plane.pids == ()
     assert not plane.ca.parent.exists()

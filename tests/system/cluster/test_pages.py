@@ -121,8 +121,8 @@ def test_a_token_by_the_page_does_what_the_plugins_kubeconfig_cannot(
     values = {"NS": NAMESPACE, "N": node.name, "P": POD, "A": ACCOUNT}
 
     def types(line: str) -> subprocess.CompletedProcess[str]:
-        for said, instead in meant.items():
-            line = line.replace(said, instead)
+        for expected, instead in meant.items():
+            line = line.replace(expected, instead)
         return typed(f"set -o pipefail\n{line}", home, **mine, **values)
 
     with applied(admin_api, [one for one in render_with_namespace("rebellions") if one["kind"] != "DaemonSet"]):
@@ -584,8 +584,8 @@ def test_an_ordinary_plugin_stays_and_the_pages_operand_leaves_and_comes_back(
     assert labels[KEY] == "true"
     promised = re.findall(r"^ +(\d\. .*)$", OPERANDS_PAGE.read_text(), re.MULTILINE)
     assert len(promised) == 2
-    said = runner.run("plan", LOG_FORMAT="text").out
-    assert [line for line in promised if line not in said] == [], said
+    output = runner.run("plan", LOG_FORMAT="text").out
+    assert [line for line in promised if line not in output] == [], output
 
     assert runner.reconcile().code == 0
     assert runner.tree.driver_version == NEW

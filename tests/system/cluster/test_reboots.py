@@ -85,7 +85,7 @@ def test_of_fifty_nodes_and_one_slot_never_two_reboot_at_once_and_each_does_once
         events = admin_api.list("/api/v1/namespaces/default/events")
         ours = [(event["involvedObject"]["name"], event["reason"]) for event in events]
         for reason in ("RebootRequired", "RebootCompleted"):
-            counted = [name for name, said in ours if said == reason and name.startswith(fleet.prefix)]
+            counted = [name for name, expected in ours if expected == reason and name.startswith(fleet.prefix)]
             assert sorted(counted) == sorted(driver_node.name for driver_node in fleet.sites), reason
 
 
@@ -176,7 +176,7 @@ def test_an_idle_rebooter_has_at_most_16_mib(runner_for: RunnerFactory, control_
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(encode_reboot_record(Record()))
     running = runner.start_process("rebooter", REBOOTER_INTERVAL="0.1s")
-    wait_until(lambda: "no reboot is asked for" in running.said(), "it has imported what it needs")
+    wait_until(lambda: "no reboot is asked for" in running.output(), "it has imported what it needs")
     status = Path(f"/proc/{running.process.pid}/status").read_text()
     assert int(status.partition("VmRSS:")[2].split()[0]) <= 16 * 1024
     assert running.terminate().code == 0

@@ -128,8 +128,8 @@ def test_the_rights_of_the_component_are_enough_and_no_users_pod_is_evicted(clie
 @pytest.mark.parametrize("right", NEEDED, ids=shown)
 def test_every_right_of_the_component_is_needed(admin_api: Api, clients: Clients, right: Right) -> None:
     with without(admin_api, OBJECTS, CLIENTS_ACCOUNT, right):
-        said = clients.restarted()
-    assert f"{right[4]} {right[2]}" in said, said
+        output = clients.restarted()
+    assert f"{right[4]} {right[2]}" in output, output
     assert clients.client.state() == ("gone" if right[2] == "resourceclaims" else "Running")
 
 
@@ -199,9 +199,9 @@ def complaints(ended: Ended, code: int = 0) -> str:
 def upgrade(one: Case) -> str:
     """The full path: operands leave, pods are evicted by request and by claim, the driver is swapped."""
     one.populate()
-    said = complaints(one.command_runner.reconcile(**EVICT))
+    output = complaints(one.command_runner.reconcile(**EVICT))
     shown = conditions(one.node.read()).get(CONDITION)
-    return said or ("" if shown == ("True", "Ready") else f"without patch nodes/status the condition is {shown}")
+    return output or ("" if shown == ("True", "Ready") else f"without patch nodes/status the condition is {shown}")
 
 
 def drain(one: Case) -> str:
@@ -240,22 +240,22 @@ def killed_and_restored(one: Case) -> str:
     one.node.kubelet.stop_after("slow", NEVER)
     run = start_and_take(one.command_runner, **EVICT)
     run.kill()
-    said = complaints(one.command_runner.run("restore"))
+    output = complaints(one.command_runner.run("restore"))
     one.node.kubelet.release("slow")
-    return said or ("" if "unschedulable" not in one.node.read()["spec"] else "the cordon stayed")
+    return output or ("" if "unschedulable" not in one.node.read()["spec"] else "the cordon stayed")
 
 
 def looked_at(one: Case) -> str:
     """Whatever only looks, with pods and claims there to look at."""
     pods = one.populate()
-    said = ""
+    message = ""
     for command in (["status"], ["plan"], ["preflight", "-o", "text"], ["holders"], ["restore", "--dry-run"]):
         env = EVICT if command[0] in ("status", "plan", "preflight") else {}
         ended = one.command_runner.run(*command, **env)
-        said += complaints(ended)
+        message += complaints(ended)
         if command == ["plan"] and not all(pod in ended.out for pod in pods):
-            said += f"plan names not all of {pods}: {ended.out}"
-    return said
+            message += f"plan names not all of {pods}: {ended.out}"
+    return message
 
 
 PATHS: tuple[Callable[[Case], str], ...] = (upgrade, safe_load, operator_managed, drain, killed_and_restored, looked_at)
@@ -275,9 +275,9 @@ def test_every_right_of_the_agent_is_needed(admin_api: Api, case: GroundFactory,
     _, group, resource, _, verb = right
     with without(admin_api, AGENT, AGENT_ACCOUNT, right):
         found = ((path.__name__, path(case())) for path in PATHS)
-        name, said = next(((name, said) for name, said in found if said), ("", ""))
-    assert said, f"no path needs to {verb} {resource}"
-    assert f"{verb} {resource}{f'.{group}' if group else ''}" in said, f"{name}: {said}"
+        name, output = next(((name, output) for name, output in found if output), ("", ""))
+    assert output, f"no path needs to {verb} {resource}"
+    assert f"{verb} {resource}{f'.{group}' if group else ''}" in output, f"{name}: {output}"
 
 
 def test_kubectl_waits_for_the_drivers_condition(case: GroundFactory, control_plane: ControlPlane) -> None:
@@ -335,8 +335,8 @@ WATCH_RIGHTS = [("", "", "nodes", "", "get"), ("", "", "nodes", "", "patch"), ("
 @pytest.mark.parametrize("right", WATCH_RIGHTS, ids=shown)
 def test_every_right_of_health_watch_is_needed(admin_api: Api, watched: WatchedNode, right: Right) -> None:
     with without(admin_api, AGENT, AGENT_ACCOUNT, right):
-        said = told(watched)
-    assert f"the API server refused to {right[4]} {right[2]}" in said, said
+        output = told(watched)
+    assert f"the API server refused to {right[4]} {right[2]}" in output, output
 
 
 @pytest.fixture
@@ -372,10 +372,10 @@ def rebooted(one: CommandRunner) -> str:
     kind = builtin()["ascend"].keys.condition
     there = [*one.node.read()["status"]["conditions"], {"type": kind, "status": "True", "reason": "Ready"}]
     one.node.api.patch(f"{one.node.path}/status", {"status": {"conditions": there}})
-    said = approved_reboot(one, {})
-    assert said or not one.node.pods(), "the pod is evicted"
-    assert said or conditions(one.node.read())[kind] == ("True", "Ready")
-    return said
+    output = approved_reboot(one, {})
+    assert output or not one.node.pods(), "the pod is evicted"
+    assert output or conditions(one.node.read())[kind] == ("True", "Ready")
+    return output
 
 
 def test_the_rights_of_an_agent_that_never_unloads_are_enough(ascend: AscendFactory) -> None:
@@ -387,8 +387,8 @@ def test_every_right_of_an_agent_that_never_unloads_is_needed(
     admin_api: Api, ascend: AscendFactory, right: Right
 ) -> None:
     with without(admin_api, REBOOTER, ASCEND_ACCOUNT, right):
-        said = reboot_asked_for(ascend(ASCEND_ACCOUNT))
-    assert f"{right[4]} {right[2]}" in said, said
+        output = reboot_asked_for(ascend(ASCEND_ACCOUNT))
+    assert f"{right[4]} {right[2]}" in output, output
 
 
 def test_the_rebooters_rights_are_enough(ascend: AscendFactory) -> None:
@@ -399,8 +399,8 @@ def test_the_rebooters_rights_are_enough(ascend: AscendFactory) -> None:
 @pytest.mark.parametrize("right", rights_of(REBOOTER, REBOOTER_ACCOUNT), ids=shown)
 def test_every_right_of_the_rebooter_is_needed(admin_api: Api, ascend: AscendFactory, right: Right) -> None:
     with without(admin_api, REBOOTER, REBOOTER_ACCOUNT, right):
-        said = rebooted(ascend(REBOOTER_ACCOUNT))
-    assert f"{right[4]} {right[2]}" in said, said
+        output = rebooted(ascend(REBOOTER_ACCOUNT))
+    assert f"{right[4]} {right[2]}" in output, output
 
 
 # Without components/eviction, which has some of its rights.
@@ -467,8 +467,8 @@ def test_the_rights_of_a_recovery_are_enough(recover: Callable[[], str]) -> None
 @pytest.mark.parametrize("right", RECOVERY_RIGHTS, ids=shown)
 def test_every_right_of_a_recovery_is_needed(admin_api: Api, recover: Callable[[], str], right: Right) -> None:
     with without(admin_api, RECOVERING, RECOVERING_ACCOUNT, right):
-        said = recover()
-    assert f"refused to {right[4]} {right[2]}" in said, said
+        output = recover()
+    assert f"refused to {right[4]} {right[2]}" in output, output
 
 
 SHIPPED = [one for one in render("rebellions/rollout") if one["kind"] in BOUND_KINDS]
@@ -541,12 +541,14 @@ def complaint(scene: Scene, right: Right) -> list[str]:
         wait_until(lambda: wanted.search(run.log), f"it says what it lacks: {shown(right)}", 120)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{run.log}\n{scene.fleet.status()}") from error
-    said = run.terminate().err
-    return [line for line in said.splitlines() if wanted.search(line)]
+    output = run.terminate().err
+    return [line for line in output.splitlines() if wanted.search(line)]
 
 
 @pytest.mark.shares(6)
-def test_every_right_is_needed_reported_where_it_is_missing_and_all_of_them_are_enough(scene: Scene, admin_api: Api) -> None:
+def test_every_right_is_needed_reported_where_it_is_missing_and_all_of_them_are_enough(
+    scene: Scene, admin_api: Api
+) -> None:
     fleet, rights = scene.fleet, rights_of(SHIPPED, ROLLOUT_ACCOUNT)
     for right in (one for one in rights if one[4] in AT_ONCE or one[2] == "leases"):
         with without(admin_api, SHIPPED, ROLLOUT_ACCOUNT, right):

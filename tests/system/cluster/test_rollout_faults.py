@@ -168,5 +168,5 @@ def test_killed_before_and_after_every_write_the_next_one_goes_on(fleet: Rollout
         canary: [RESTART, "upgrade-done", RESTART, "upgrade-done"],
         broken: [RESTART, "upgrade-failed", RESTART, "upgrade-done"],
     }
-    said = told(fleet) - told_before
-    assert said.total() == len(said), f"told twice: {said}"
+    output = told(fleet) - told_before
+    assert output.total() == len(output), f"told twice: {output}"

@@ -72,11 +72,11 @@ def test_health_watch_changes_no_mark_while_a_run_works_and_does_once_that_run_i
         run = watched.scene.start(orders=Orders(stops=("unload before",)))
         assert run.wait_stopped(), run.log
         loop.says("→ muted")
-        said, begun = len(loop.lines), watched.samples
+        output, begun = len(loop.lines), watched.samples
         watched.fail()
         assert (watched.ready.exists(), withdrawn.exists()) == (True, False)
         run.kill()
-        loop.says("→ wedged", after=said)
+        loop.says("→ wedged", after=output)
         wait_until(withdrawn.exists, "the ready marker is withdrawn")
         assert not watched.ready.exists()
         assert watched.samples - begun >= 3, "it was judged before three failures outside of a run"
@@ -157,8 +157,8 @@ def test_a_wedge_and_its_end_are_an_event_each_and_the_state_on_the_node(watched
         assert int(rss_kib.group(1)) <= 16 * 1024
     (begin,), (end,) = watched.events(WEDGED), watched.events(RECOVERED)
     assert (begin["type"], end["type"]) == ("Warning", "Normal")
-    said, _, path = begin["message"].partition("; evidence on the host: ")
-    assert said == "the driver does not serve its devices: rbln-smi failed with exit status 1: npu 0 does not answer"
+    output, _, path = begin["message"].partition("; evidence on the host: ")
+    assert output == "the driver does not serve its devices: rbln-smi failed with exit status 1: npu 0 does not answer"
     assert "npu 0 does not answer" in watched.on_host(path).read_text()
     assert end["message"].startswith("the driver serves its devices again: ")
 
@@ -290,9 +290,9 @@ def test_without_a_token_one_line_says_so_and_the_watch_goes_on(watched: Watched
         wait_until(lambda: not watched.ready.exists(), "the ready marker is withdrawn")
         watched.mend()
         loop.says("wedged → healthy")
-    said = [line for line in loop.lines if line.startswith("wedges are not reported on the Node: ")]
-    assert len(said) == 1
-    assert "no service account token" in said[0]
+    lines = [line for line in loop.lines if line.startswith("wedges are not reported on the Node: ")]
+    assert len(lines) == 1
+    assert "no service account token" in lines[0]
     assert watched.scene.world.proxy.exchanges() == []
 
 
@@ -306,12 +306,12 @@ def test_a_muted_node_keeps_its_ready_driver_and_hears_nothing(watched: WatchedN
         watched.wait_told("recovered")
         watched.fail()
         loop.says(f"→ muted: muted until 2099-01-02T03:04:05Z by the annotation {MUTE}")
-        said = len(loop.lines)
+        count = len(loop.lines)
         assert watched.ready.exists()
         assert not any("→ wedged" in line for line in loop.lines)
     assert watched.events(WEDGED) == []
     assert watched.state is None
-    assert len(loop.lines) == said, "and it says nothing more until then"
+    assert len(loop.lines) == count, "and it says nothing more until then"
 
 
 @pytest.mark.shares(6)

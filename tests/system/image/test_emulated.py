@@ -63,7 +63,7 @@ def test_nothing_of_the_machine_is_changed_and_ids_are_its_own(foreign: Path) ->
 
 
 def test_what_is_missing_is_named(foreign: Path) -> None:
-    said = emulated(foreign, path="/nowhere")
-    assert (said.returncode, said.stdout) == (1, "")
-    assert INTERPRETER in said.stderr
-    assert "qemu-user-static" in said.stderr
+    done = emulated(foreign, path="/nowhere")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert INTERPRETER in done.stderr
+    assert "qemu-user-static" in done.stderr

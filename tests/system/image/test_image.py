@@ -119,8 +119,8 @@ def test_public_authorities_are_where_programs_look_for_them(root: Path, contain
     assert (root / "etc/ssl/certs/ca-certificates.crt").readlink() == Path("/") / bundle.relative_to(root)
     assert (root / "usr/lib/ssl/cert.pem").readlink() == Path("/etc/ssl/certs/ca-certificates.crt")
     code = "import ssl; print(len(ssl.create_default_context().get_ca_certs()))"
-    said = container.run(f"/{TREE}/bin/python3", "-c", code)
-    assert int(said.out) > 100, said.err
+    done = container.run(f"/{TREE}/bin/python3", "-c", code)
+    assert int(done.out) > 100, done.err
 
 
 @pytest.fixture(scope="module")
@@ -192,8 +192,8 @@ def _member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
 
 
 def test_the_locks_have_wheels_for_arm64_and_nothing_in_the_build_names_an_architecture() -> None:
-    said = builder.run(["scripts/image", "--arch", "arm64", "--wheels-only"], timeout_s=120)
-    assert said.status == 0, said.err
+    done = builder.run(["scripts/image", "--arch", "arm64", "--wheels-only"], timeout_s=120)
+    assert done.status == 0, done.err
     wheels = [path.name for path in (builder.FOLDER / "wheels-arm64").iterdir()]
     assert len(wheels) > 30
     assert [name for name in wheels if not name.endswith(("-none-any.whl", "_aarch64.whl"))] == []

@@ -38,27 +38,27 @@ def test_what_a_command_says_arrives_though_the_reader_is_late(
     for number, name in ((1, "out"), (2, "err")):
         with monkeypatch.context() as slow:
             slow.setattr(subprocess, "run", late)
-            said = container.run("sh", "-c", f"head -c 120000 /dev/zero | tr '\\0' x >&{number}")
-        assert (said.status, len(getattr(said, name))) == (0, 120_000)
+            done = container.run("sh", "-c", f"head -c 120000 /dev/zero | tr '\\0' x >&{number}")
+        assert (done.status, len(getattr(done, name))) == (0, 120_000)
 
 
 @pytest.mark.parametrize("scenario", ["upgrade", "wedge-to-reboot"])
 def test_the_sandbox_plays_in_it(container: Container, scenario: str) -> None:
-    said = container.run("driver-manager", "sandbox", scenario)
-    assert said.status == 0, said.out + said.err
-    assert "as expected: " in said.out
+    done = container.run("driver-manager", "sandbox", scenario)
+    assert done.status == 0, done.out + done.err
+    assert "as expected: " in done.out
 
 
 def test_every_command_can_be_imported(container: Container) -> None:
     words = " && ".join(f"driver-manager {command} --help >/dev/null" for command in COMMANDS)
-    said = container.run("sh", "-ec", words)
-    assert (said.status, said.err) == (0, "")
+    done = container.run("sh", "-ec", words)
+    assert (done.status, done.err) == (0, "")
 
 
 def test_the_kernels_device_events_are_there(container: Container) -> None:
     code = "import pyudev; pyudev.Monitor.from_netlink(pyudev.Context(), source='kernel').start()"
-    said = container.run(f"{TREE}/bin/python3", "-c", code)
-    assert (said.status, said.err) == (0, "")
+    done = container.run(f"{TREE}/bin/python3", "-c", code)
+    assert (done.status, done.err) == (0, "")
 
 
 def test_the_readiness_probe_of_the_manifests_runs_in_it(container: Container) -> None:
@@ -120,8 +120,8 @@ def test_a_reconcile_from_inside_swaps_the_driver_and_gives_every_label_back(
 ) -> None:
     made = operands(command_runner.node, ("device-plugin",))
     before = command_runner.node.labels()
-    said = command_runner.run_inside("reconcile-driver-state")
-    assert said.status == 0, said.err
+    done = command_runner.run_inside("reconcile-driver-state")
+    assert done.status == 0, done.err
     assert (command_runner.tree.driver_version, command_runner.tree.digest) == (NEW, NEW_DIGEST)
     assert command_runner.node.labels() == before
     assert command_runner.node.shown() == ("ready", 0)
@@ -145,8 +145,8 @@ def test_every_way_to_the_cluster_works_with_what_is_kept(
         "plugin": {"exec": {**plugin, "interactiveMode": "Never"}},
     }
     for name, user in ways.items():
-        said = _status(command_runner, name, {**plain, "users": [{"name": "test", "user": user}]})
-        assert said.status == 0, f"{name}: {said.err}"
+        done = _status(command_runner, name, {**plain, "users": [{"name": "test", "user": user}]})
+        assert done.status == 0, f"{name}: {done.err}"
 
 
 def test_a_kubeconfig_without_an_authority_trusts_the_public_ones(
@@ -154,9 +154,9 @@ def test_a_kubeconfig_without_an_authority_trusts_the_public_ones(
 ) -> None:
     config = json.loads(control_plane.kubeconfig(control_plane.agent_with_events.token).read_text())
     del config["clusters"][0]["cluster"]["certificate-authority-data"]
-    said = _status(command_runner, "public", config)
-    assert said.status == 2, "this server's authority is none of them"
-    assert "certificate is not trusted" in said.out
+    done = _status(command_runner, "public", config)
+    assert done.status == 2, "this server's authority is none of them"
+    assert "certificate is not trusted" in done.out
     trusted = _status(command_runner, "public", config, SSL_CERT_FILE=f"{SERVICE_ACCOUNT}/ca.crt")
     assert trusted.status == 0, trusted.err
 
@@ -169,11 +169,11 @@ def test_an_expired_openid_token_is_renewed_or_its_failure_is_not_for_want_of_a_
     expired = ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
     config = {"id-token": expired, "refresh-token": "r", "client-id": "c", "idp-issuer-url": "https://127.0.0.1:1"}
     user = {"auth-provider": {"name": "oidc", "config": config}}
-    said = _status(command_runner, "openid", {**plain, "users": [{"name": "test", "user": user}]}, API_TIMEOUT="1s")
-    assert said.status in (2, 7, 8), said.err
-    assert "127.0.0.1" in said.out
-    assert "No module named" not in said.out + said.err
-    assert "Traceback" not in said.out + said.err
+    done = _status(command_runner, "openid", {**plain, "users": [{"name": "test", "user": user}]}, API_TIMEOUT="1s")
+    assert done.status in (2, 7, 8), done.err
+    assert "127.0.0.1" in done.out
+    assert "No module named" not in done.out + done.err
+    assert "Traceback" not in done.out + done.err
 
 
 def _status(command_runner: ImageRig, name: str, kubeconfig: dict[str, Any], **env: str) -> Said:

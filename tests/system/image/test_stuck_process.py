@@ -34,7 +34,9 @@ def found(dev: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_process_that_does_not_answer_is_named_and_hides_no_other(device: Path, tmp_path: Path, is_open: bool) -> None:
+def test_a_process_that_does_not_answer_is_named_and_hides_no_other(
+    device: Path, tmp_path: Path, is_open: bool
+) -> None:
     other = tmp_path / "mnt/dev/vendor0"
     other.parent.mkdir(parents=True)
     os.mknod(other, 0o600 | 0o020000, os.makedev(1, 5))

@@ -42,7 +42,7 @@ def test_cases_come_out_as_they_went_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    ("sent", "expected"),
     [
         (b"", "no results"),
         (b"Kernel panic", "no results"),
@@ -51,8 +51,8 @@ def test_cases_come_out_as_they_went_in() -> None:
         (results.framed(PASSED).replace(b"test_it", b"test_in"), "checksum"),
     ],
 )
-def test_results_without_begin_end_or_checksum_are_refused(sent: bytes, said: str) -> None:
-    with pytest.raises(tools.KernelTierError, match=said):
+def test_results_without_begin_end_or_checksum_are_refused(sent: bytes, expected: str) -> None:
+    with pytest.raises(tools.KernelTierError, match=expected):
         results.parsed(sent)
 
 
@@ -68,7 +68,7 @@ def test_a_case_is_kept_as_it_ends_and_a_module_that_cannot_be_imported_is_an_er
 
 
 @pytest.mark.parametrize(
-    ("case", "outcome", "said"),
+    ("case", "outcome", "expected"),
     [
         ({NODE_ID: results.GuestCase(1.0, failure="assert 1 == 2")}, pytest.fail, "assert 1 == 2"),
         ({NODE_ID: results.GuestCase(skipped="no device")}, pytest.skip, "no device"),
@@ -77,11 +77,11 @@ def test_a_case_is_kept_as_it_ends_and_a_module_that_cannot_be_imported_is_an_er
     ids=["failed", "skipped", "not reported"],
 )
 def test_a_case_ends_as_it_did_in_the_guest_and_no_other_does(
-    case: dict[str, results.GuestCase], outcome: Any, said: str
+    case: dict[str, results.GuestCase], outcome: Any, expected: str
 ) -> None:
     report = GuestReport({**case, "other": results.GuestCase(1.0)}, console="Kernel panic")
     replaying("other")(report)
-    with pytest.raises(outcome.Exception, match=said):
+    with pytest.raises(outcome.Exception, match=expected):
         replaying(NODE_ID)(report)
 
 

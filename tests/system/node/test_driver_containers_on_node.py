@@ -117,7 +117,7 @@ def test_nvidias_container_unloads_and_one_that_cannot_is_cleared_by_the_next_ru
     (vendor.folder / "refcnt").write_text("1\n")
     clone.replace("nvidia-driver", NEW, OLD)
     replace(clone, vendor, apply)
-    vendor.wait(lambda: "for the device to be released" in vendor.said(), "the run waits for them")
+    vendor.wait(lambda: "for the device to be released" in vendor.output(), "the run waits for them")
     assert vendor.loaded() == NEW
     (vendor.folder / "refcnt").write_text("0\n")
     vendor.wait(lambda: ready(vendor, marker, OLD), "the driver is changed once nobody uses it")

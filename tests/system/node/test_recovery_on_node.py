@@ -124,8 +124,8 @@ class OtherNode:
         group.write_text(f"0::/kubepods/pod{self._uid}/{'c' * 64}\n")
         within = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /proc/$$/cgroup && exec "$@"', str(group))
         given = lean.handed(document, LogForm(as_json=True)).decode()
-        said = self._machine.namespaces.checked(*within, *lean.argv(TASK, 0), given=given)
-        found: Json = json.loads(said)
+        output = self._machine.namespaces.checked(*within, *lean.argv(TASK, 0), given=given)
+        found: Json = json.loads(output)
         return found
 
     def is_leaving(self) -> bool:

@@ -95,7 +95,7 @@ class Ending:
 
 def test_a_finalizer_keeps_a_signal_and_prints_an_error(monkeypatch: pytest.MonkeyPatch, clock: SystemClock) -> None:
     printed = list[type[BaseException]]()
-    monkeypatch.setattr(sys, "unraisablehook", lambda said: printed.append(said.exc_type))
+    monkeypatch.setattr(sys, "unraisablehook", lambda text: printed.append(text.exc_type))
     clock.install()  # whose hook passes the rest on to this one
     with clock.interruptible():
         Ending([].pop)
@@ -124,18 +124,18 @@ def read_when_told(told: threading.Event) -> bytes:
 
 
 def test_it_speaks_in_the_middle_of_a_blocking_call_which_goes_on(clock: SystemClock) -> None:
-    told, said = threading.Event(), list[float]()
+    told, output = threading.Event(), list[float]()
 
     def say() -> None:
-        said.append(clock.monotonic())
-        if len(said) == 3:
+        output.append(clock.monotonic())
+        if len(output) == 3:
             told.set()
 
     begun = clock.monotonic()
     with clock.every(0.02, say):
         assert read_when_told(told) == b"x"
-    assert len(said) >= 3
-    assert said[2] - begun >= 0.06
+    assert len(output) >= 3
+    assert output[2] - begun >= 0.06
 
 
 def deepest_call(clock: SystemClock, seconds: float, body: Callable[[], None]) -> int:
@@ -191,18 +191,18 @@ def test_an_alarm_at_the_end_of_the_interval_calls_does_not_end_the_process() ->
 
 
 def test_an_exception_of_the_call_does_not_stop_the_next_ones(clock: SystemClock) -> None:
-    said = list[int]()
+    calls = list[int]()
 
     def say() -> None:
-        said.append(1)
+        calls.append(1)
         raise ValueError
 
     end = time.monotonic() + patient(5.0)
     with clock.every(0.01, say):
-        while len(said) < 3 and time.monotonic() < end:
+        while len(calls) < 3 and time.monotonic() < end:
             with suppress(ValueError):
                 clock.sleep(0.01)
-    assert len(said) >= 3
+    assert len(calls) >= 3
 
 
 @pytest.mark.submission
@@ -222,8 +222,8 @@ def test_after_it_nothing_is_logged_and_the_outer_one_goes_on(clock: SystemClock
 
 
 def test_a_clock_that_has_no_signals_is_silent() -> None:
-    said = list[int]()
+    calls = list[int]()
     clock = SystemClock()
-    with clock.every(0.001, lambda: said.append(1)):
+    with clock.every(0.001, lambda: calls.append(1)):
         clock.sleep(0.05)
-    assert not said
+    assert not calls

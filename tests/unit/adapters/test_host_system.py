@@ -555,7 +555,9 @@ def test_a_busy_mount_is_detached_lazily(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("status", "why"), [(0, ""), (32, "umount: not mounted")])
-def test_a_mount_that_is_gone_is_accepted_and_one_that_stays_is_reported(machine: Machine, status: int, why: str) -> None:
+def test_a_mount_that_is_gone_is_accepted_and_one_that_stays_is_reported(
+    machine: Machine, status: int, why: str
+) -> None:
     machine.on_umount = lambda _: Result(status, "", f"{why}.")
     machine.system().unmount(ROOT, soon())
     machine.put("/proc/1/mountinfo", mountinfo("/", ROOT))

@@ -253,7 +253,10 @@ def test_retry_after_is_seconds_or_a_date_by_the_servers_own_clock() -> None:
         ({}, 0),
         ({"Retry-After": "7"}, 7),
         ({"Retry-After": " 7.5 "}, 7.5),
-        *(({"Retry-After": said}, 0) for said in ("-7", "nan", "soon", "Mon, 99 Foo 2026 25:61:61 GMT", *HUGE_DATES)),
+        *(
+            ({"Retry-After": expected}, 0)
+            for expected in ("-7", "nan", "soon", "Mon, 99 Foo 2026 25:61:61 GMT", *HUGE_DATES)
+        ),
         ({"Retry-After": dated(NOW + timedelta(seconds=9))}, 9),
         ({"Retry-After": dated(NOW - timedelta(days=9))}, 0),
         ({"Retry-After": dated(NOW + timedelta(hours=1, seconds=4)), "Date": dated(NOW + timedelta(hours=1))}, 4),
@@ -264,11 +267,11 @@ def test_retry_after_is_seconds_or_a_date_by_the_servers_own_clock() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "asked_s"),
+    ("expected", "asked_s"),
     [("7", 7.0), *((absurd, ASKED_MOST_S) for absurd in ("1e9", "inf", "9" * 20, dated(NOW + timedelta(days=3650))))],
 )
-def test_retry_after_is_honoured_and_named_up_to_a_bound(api: Scripted, said: str, asked_s: float) -> None:
-    later = Answer(429, status("later"), {"Retry-After": said})
+def test_retry_after_is_honoured_and_named_up_to_a_bound(api: Scripted, expected: str, asked_s: float) -> None:
+    later = Answer(429, status("later"), {"Retry-After": expected})
     api.answer(later, Answer(), later)
     KubeCluster(api.api, "n", api.clock, api.reporter, 100.0).node()
     assert api.clock.slept == [retry_s(1, asked_s, api.clock.random())]
@@ -467,7 +470,7 @@ OTHER = {**NODE, "metadata": {**NODE["metadata"], "name": "other"}}
 
 
 def test_another_object_is_refused_with_both_names(api: Scripted) -> None:
-    for ask, body, said in (
+    for ask, body, expected in (
         (KubeCluster.node, OTHER, "get nodes: the API server was asked for Node n and answered with Node other"),
         (KubeCluster.node, json.dumps(NODE).encode(), "asked for Node n and answered with None n"),
         (patched, OTHER, "patch nodes: the API server was asked for Node n and answered with Node other"),
@@ -477,7 +480,7 @@ def test_another_object_is_refused_with_both_names(api: Scripted) -> None:
         api.answer(Answer(body=body))
         with pytest.raises(ApiUnavailable) as caught:
             ask(api.cluster)
-        assert said in caught.value.what
+        assert expected in caught.value.what
         assert len(api.requests) == 1
 
 
@@ -489,7 +492,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/a/leases"
 
 
 def test_the_path_says_what_is_asked_for() -> None:
-    for method, path, body, said in (
+    for method, path, body, expected in (
         ("GET", "/api/v1/nodes/n?x=/y", named("Node", "n"), ""),
         ("GET", "/api/v1/nodes/a%2Fb", named("Node", "a/b"), ""),
         ("GET", f"{LEASES}/l", named("Lease", "l", "a"), ""),
@@ -507,8 +510,8 @@ def test_the_path_says_what_is_asked_for() -> None:
         ("POST", "/api/v1/namespaces/a/pods", named("Pod", "made", "a"), ""),
     ):
         found = other_object(method, path, body)
-        assert found.endswith(said)
-        assert bool(found) == bool(said)
+        assert found.endswith(expected)
+        assert bool(found) == bool(expected)
 
 
 # lists

@@ -220,27 +220,27 @@ VIOLATES, NEEDS = "it would violate the pod's disruption budget.", "web needs 2 
 DENIED = 'admission webhook "guard.example.com" denied the request: not today'
 
 
-def said(message: str, **details: Any) -> dict[str, Any]:
+def refusal(message: str, **details: Any) -> dict[str, Any]:
     return status(message, details=details)
 
 
 def test_an_eviction_that_is_not_accepted_is_gone_or_blocked_and_is_not_tried_again_here(api: Scripted) -> None:
     """Another uid means that the pod is gone; any other conflict, that it changed and is still there."""
     for code, body, expected in (
-        (404, said('pods "web-0" not found'), Eviction(GONE)),
-        (409, said(OTHER_UID), Eviction(GONE)),
-        (409, said("Precondition failed: UID in precondition: a, UID in object meta: b"), Eviction(GONE)),
-        (409, said("the object has been modified"), Eviction(BLOCKED, "the object has been modified")),
-        (409, said(OTHER_VERSION), Eviction(BLOCKED, OTHER_VERSION)),
-        (409, said("ResourceVersion in precondition: 5"), Eviction(BLOCKED, "ResourceVersion in precondition: 5")),
-        (429, said(VIOLATES), Eviction(BLOCKED, VIOLATES, 10.0)),
-        (429, said(VIOLATES, causes=[{"message": NEEDS}]), Eviction(BLOCKED, f"{VIOLATES}; {NEEDS}", 10.0)),
-        (429, said(VIOLATES, causes=[{"message": one} for one in "ab"]), Eviction(BLOCKED, f"{VIOLATES}; a; b", 10.0)),
-        (429, said(VIOLATES, causes=[{"reason": "nothing said"}]), Eviction(BLOCKED, VIOLATES, 10.0)),
-        (429, said(VIOLATES, causes="garbage"), Eviction(BLOCKED, VIOLATES, 10.0)),
+        (404, refusal('pods "web-0" not found'), Eviction(GONE)),
+        (409, refusal(OTHER_UID), Eviction(GONE)),
+        (409, refusal("Precondition failed: UID in precondition: a, UID in object meta: b"), Eviction(GONE)),
+        (409, refusal("the object has been modified"), Eviction(BLOCKED, "the object has been modified")),
+        (409, refusal(OTHER_VERSION), Eviction(BLOCKED, OTHER_VERSION)),
+        (409, refusal("ResourceVersion in precondition: 5"), Eviction(BLOCKED, "ResourceVersion in precondition: 5")),
+        (429, refusal(VIOLATES), Eviction(BLOCKED, VIOLATES, 10.0)),
+        (429, refusal(VIOLATES, causes=[{"message": NEEDS}]), Eviction(BLOCKED, f"{VIOLATES}; {NEEDS}", 10.0)),
+        (429, refusal(VIOLATES, causes=[{"message": one} for one in "ab"]), Eviction(BLOCKED, f"{VIOLATES}; a; b", 10.0)),
+        (429, refusal(VIOLATES, causes=[{"reason": "nothing said"}]), Eviction(BLOCKED, VIOLATES, 10.0)),
+        (429, refusal(VIOLATES, causes="garbage"), Eviction(BLOCKED, VIOLATES, 10.0)),
         (429, b"", Eviction(BLOCKED, "no message", 10.0)),
         (500, b"too many requests", Eviction(BLOCKED, "too many requests")),
-        *((code, said(DENIED), Eviction(BLOCKED, DENIED)) for code in (400, 403, 410, 422)),
+        *((code, refusal(DENIED), Eviction(BLOCKED, DENIED)) for code in (400, 403, 410, 422)),
     ):
         api.start_over()
         api.answer(Answer(code, body, {"Retry-After": "10"} if code == 429 else {}))
@@ -343,7 +343,9 @@ def test_all_pods_are_listed_where_that_is_allowed(api: Scripted) -> None:
 
 
 @pytest.mark.parametrize("recent", [False, True])
-def test_without_the_right_to_list_all_pods_those_of_the_own_namespace_are_listed_and_it_is_logged_once(api: Scripted, recent: bool) -> None:
+def test_without_the_right_to_list_all_pods_those_of_the_own_namespace_are_listed_and_it_is_logged_once(
+    api: Scripted, recent: bool
+) -> None:
     api.cluster.home = HOME
     api.answer(FORBIDDEN, PODS)
     for _ in range(3):
@@ -352,8 +354,8 @@ def test_without_the_right_to_list_all_pods_those_of_the_own_namespace_are_liste
     assert paths(api) == [EVERYWHERE, AT_HOME, AT_HOME, AT_HOME]
     selector = {"fieldSelector": ["spec.nodeName=n"], **({"resourceVersion": ["0"]} if recent else {})}
     assert all(request.query == selector for request in api.requests)
-    (said,) = api.reporter.warnings
-    assert said == (
+    (output,) = api.reporter.warnings
+    assert output == (
         f"this account may list pods in namespace {HOME} only: pods of other namespaces are not seen, waited for or "
         "evicted"
     )

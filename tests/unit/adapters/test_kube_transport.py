@@ -387,10 +387,10 @@ def test_a_reconcile_in_a_pod_imports_no_library_for_its_requests(tmp_path: Path
     env = {**variables(1), "NODE_NAME": "n", "HOST_ROOT": str(tmp_path), "API_TIMEOUT": "0s"}
     argv = [sys.executable, "-c", IMPORTING, str(account)]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert (said["code"], "Connection refused" in done.stderr) == (8, True), done.stderr
-    assert "http" in said["modules"]
-    assert not HEAVY & set(said["modules"])
+    output = json.loads(done.stdout.splitlines()[-1])
+    assert (output["code"], "Connection refused" in done.stderr) == (8, True), done.stderr
+    assert "http" in output["modules"]
+    assert not HEAVY & set(output["modules"])
 
 
 @IN_A_POD
@@ -523,7 +523,7 @@ NO_ADDRESS, NO_CA = "do not name the API server", "its CA certificate cannot be 
 
 
 def test_an_unusable_account_is_a_config_error(tmp_path: Path, identity: tuple[bytes, ssl.SSLContext]) -> None:
-    for environ, lost, authority, said in (
+    for environ, lost, authority, expected in (
         ({}, "", identity[0], NO_ADDRESS),
         ({"KUBERNETES_SERVICE_HOST": "h"}, "", identity[0], NO_ADDRESS),
         ({"KUBERNETES_SERVICE_HOST": "h", "KUBERNETES_SERVICE_PORT": "x"}, "", identity[0], NO_ADDRESS),
@@ -538,7 +538,7 @@ def test_an_unusable_account_is_a_config_error(tmp_path: Path, identity: tuple[b
             (account / lost).unlink()
         with pytest.raises(ConfigError, match="cannot connect to the cluster") as caught:
             InPod(account, environ)
-        assert said in caught.value.what
+        assert expected in caught.value.what
 
 
 @IN_A_POD

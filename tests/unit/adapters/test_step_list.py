@@ -167,13 +167,13 @@ def reconciled(folder: Path, **env: str) -> str:
 
 @pytest.mark.submission
 def test_in_a_terminal_an_upgrade_is_a_list_of_steps(tmp_path: Path) -> None:
-    said = reconciled(tmp_path)
-    lines = COLOUR.sub("", said).split("\n")
+    output = reconciled(tmp_path)
+    lines = COLOUR.sub("", output).split("\n")
     done = [line for line in lines if ERASE_LINE + "✓ [" in line]
     assert done
     assert len(done) == int(re.findall(r"\[\d+/(\d+)\]", done[-1])[-1]), "each step is there once, and done"
-    assert COLOUR.search(said)
-    assert ERASE_LINE + "▸ [1/" in COLOUR.sub("", said)
+    assert COLOUR.search(output)
+    assert ERASE_LINE + "▸ [1/" in COLOUR.sub("", output)
     assert any(line.startswith(f"{ERASE_LINE}done: driver") for line in lines)
 
 
@@ -181,9 +181,9 @@ def test_in_a_terminal_an_upgrade_is_a_list_of_steps(tmp_path: Path) -> None:
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"LOG_FORMAT": "text", "NO_COLOR": "1"}], ids=["dumb", "told"])
 def test_a_dumb_terminal_or_a_wish_for_text_gets_plain_lines(tmp_path: Path, env: dict[str, str]) -> None:
-    said = reconciled(tmp_path, **env)
-    assert "\x1b" not in said
-    assert re.match(r"\d\d:\d\d:\d\d\.\d{3} \[1/", said)
+    output = reconciled(tmp_path, **env)
+    assert "\x1b" not in output
+    assert re.match(r"\d\d:\d\d:\d\d\.\d{3} \[1/", output)
 
 
 @pytest.mark.submission

@@ -49,7 +49,7 @@ def errors(captured: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("no-such-command", "No such command 'no-such-command'"),
         ("stauts", "No such command 'stauts'. Did you mean 'status'?"),
@@ -87,10 +87,10 @@ def errors(captured: str) -> list[str]:
         ("sandbox upgrade --all", "a scenario and --all cannot be used together"),
     ],
 )
-def test_a_usage_error_is_two_lines_and_exit_code_two(prompt: Prompt, line: str, said: str) -> None:
+def test_a_usage_error_is_two_lines_and_exit_code_two(prompt: Prompt, line: str, expected: str) -> None:
     code, out, err = prompt(line)
     what, remedy = errors(err)
-    assert (code, out, said in what, "\n" in what) == (ExitCode.USAGE, "", True, False), what
+    assert (code, out, expected in what, "\n" in what) == (ExitCode.USAGE, "", True, False), what
     assert remedy.startswith("what to do: ")
 
 
@@ -103,7 +103,7 @@ def test_a_mistyped_scenario_gets_the_one_that_is_near_and_no_command_the_help(p
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         *((f"{command} -o json --node-name n --kubeconfig /absent", "/absent") for command in NODE_COMMANDS),
         ("upgrade n -o json --kubeconfig /absent", "/absent"),
@@ -113,11 +113,11 @@ def test_a_mistyped_scenario_gets_the_one_that_is_near_and_no_command_the_help(p
         ("holders --output json --bogus", "No such option"),
     ],
 )
-def test_with_output_for_programs_an_error_is_in_that_form_too(prompt: Prompt, line: str, said: str) -> None:
+def test_with_output_for_programs_an_error_is_in_that_form_too(prompt: Prompt, line: str, expected: str) -> None:
     code, out, err = prompt(line)
     body = conforms("failure", out)
     assert (code, body["exitCode"], set(body)) == (2, 2, {"schemaVersion", "error", "remedy", "exitCode"})
-    assert said in body["error"]
+    assert expected in body["error"]
     assert errors(err) == [body["error"], f"what to do: {body['remedy']}"]
     assert yaml.safe_load(prompt(line.replace("json", "yaml")).out) == body
 
@@ -176,7 +176,7 @@ def test_an_empty_variable_counts_as_unset(prompt: Prompt, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("line", "variable", "said"),
+    ("line", "variable", "expected"),
     [
         ("plan", "NODE_NAME", "'!' is not the name of a node.*"),
         ("plan --node-name Flag", "NODE_NAME", "'Flag' is not the name of a node.*"),
@@ -188,11 +188,11 @@ def test_an_empty_variable_counts_as_unset(prompt: Prompt, monkeypatch: pytest.M
     ],
 )
 def test_a_bad_variable_is_named_with_its_option_unless_a_flag_goes_before_it(
-    prompt: Prompt, monkeypatch: pytest.MonkeyPatch, line: str, variable: str, said: str
+    prompt: Prompt, monkeypatch: pytest.MonkeyPatch, line: str, variable: str, expected: str
 ) -> None:
     monkeypatch.setenv(variable, "!")
     code, _, err = prompt(line)
-    assert (code, re.fullmatch(said, errors(err)[0]) is not None) == (ExitCode.USAGE, True), err
+    assert (code, re.fullmatch(expected, errors(err)[0]) is not None) == (ExitCode.USAGE, True), err
 
 
 def test_every_command_that_prints_for_machines_takes_the_same_output_option_and_prints_text_without_it() -> None:

@@ -71,10 +71,10 @@ CODES = {"healthy": ExitCode.DONE, "unhealthy": ExitCode.MODULE_FAILED, "unknown
 @pytest.mark.parametrize("mood", VERDICTS)
 def test_a_tool_gets_the_right_verdict(tree: AscendTree, prompt: Prompt, mood: str) -> None:
     tree.tool.be(mood)
-    machine, said = VERDICTS[mood]
+    machine, output = VERDICTS[mood]
     # A busy machine may take long to start a tool, so that only one that hangs has little time.
-    body = once(tree, prompt, timeout="500ms" if said.startswith("timed out") else "60s")
-    assert (body["health"], body["exitCode"], said in body["reason"]) == (machine, CODES[machine], True)
+    body = once(tree, prompt, timeout="500ms" if output.startswith("timed out") else "60s")
+    assert (body["health"], body["exitCode"], output in body["reason"]) == (machine, CODES[machine], True)
     assert (tree.is_ready, tree.marker) == (True, None), "a look changes nothing"
 
 
@@ -130,7 +130,7 @@ def test_people_get_text_with_a_line_per_device(tree: AscendTree, prompt: Prompt
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "expected"),
     [
         ("--interval 0", "--interval is 0 seconds"),
         ("--metrics-textfile /no/such/folder/x.prom", "the folder of --metrics-textfile"),
@@ -147,7 +147,7 @@ def test_people_get_text_with_a_line_per_device(tree: AscendTree, prompt: Prompt
     ],
 )
 def test_a_bad_option_and_a_profile_without_a_probe_are_two_lines_and_exit_code_two(
-    tree: AscendTree, prompt: Prompt, monkeypatch: pytest.MonkeyPatch, more: str, said: str
+    tree: AscendTree, prompt: Prompt, monkeypatch: pytest.MonkeyPatch, more: str, expected: str
 ) -> None:
     if not more:
         text = tree.profile.read_text()
@@ -157,7 +157,7 @@ def test_a_bad_option_and_a_profile_without_a_probe_are_two_lines_and_exit_code_
         more = ""
     code, _, err = prompt("health-watch --once", *tree.options, *more.split())
     what, remedy = (json.loads(line)["message"] for line in err.splitlines())
-    assert (code, said in what, remedy.startswith("what to do: ")) == (ExitCode.USAGE, True, True), what
+    assert (code, expected in what, remedy.startswith("what to do: ")) == (ExitCode.USAGE, True, True), what
 
 
 def test_a_look_by_hand_leaves_a_stuck_probe_alone_too(tree: AscendTree, prompt: Prompt) -> None:
@@ -295,7 +295,7 @@ def test_a_log_without_a_reader_delays_neither_samples_nor_the_end(tree: AscendT
 
 @slow
 @pytest.mark.parametrize(
-    ("env", "said", "count"),
+    ("env", "expected", "count"),
     [
         ({"EVIDENCE_DIR": "off"}, "done: write the recovery marker", 0),
         ({"EVIDENCE_DIR": "/var/log/npu"}, "evidence is in /var/log/npu/", 1),
@@ -303,11 +303,13 @@ def test_a_log_without_a_reader_delays_neither_samples_nor_the_end(tree: AscendT
     ],
     ids=["off", "another folder", "no folder"],
 )
-def test_evidence_is_kept_where_it_is_wanted(tree: AscendTree, start: Start, env: Any, said: str, count: int) -> None:
+def test_evidence_is_kept_where_it_is_wanted(
+    tree: AscendTree, start: Start, env: Any, expected: str, count: int
+) -> None:
     tree.put("var/lib/driver-manager", "a file")
     tree.tool.be("critical")
     watch = start(*INTERVAL, env=env)
-    watch.says(said)
+    watch.says(expected)
     tree.tool.be("healthy")
     watch.says("done: restore the ready marker")
     assert len(list(tree.root.rglob("*-ascend-wedge.txt"))) == count
@@ -404,8 +406,8 @@ def test_each_turn_notifies_systemd_and_replaces_the_textfile(tree: AscendTree, 
         systemd.settimeout(BOUND_S)
         watch = start(*INTERVAL, "--metrics-textfile", str(textfile), env={"NOTIFY_SOCKET": address})
         for _ in range(2):
-            said = systemd.recv(4096).decode().split("\n")
-            assert (said[:2], said[2][:14]) == (["READY=1", "WATCHDOG=1"], "STATUS=healthy")
+            output = systemd.recv(4096).decode().split("\n")
+            assert (output[:2], output[2][:14]) == (["READY=1", "WATCHDOG=1"], "STATUS=healthy")
         watch.says("starting → healthy")
         wait_until(textfile.exists, lambda: "the textfile")
         assert 'driver_manager_health_state{state="healthy"} 1.0\n' in textfile.read_text()

@@ -175,18 +175,20 @@ def test_all_mistakes_are_reported_at_once(checks: Checks) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "expected"),
     [
         ("strategy =", "stratgy =", "{0}: unknown key stratgy (did you mean strategy?); known keys"),
         ('tool = "', 'tol = "', "{0}: unknown key probe.tol (did you mean tool?); known keys"),
         ('parser = "', 'parser = "un', "{0}: probe.parser is 'un"),
     ],
 )
-def test_a_mistake_has_its_line_and_the_key_that_is_near(checks: Checks, before: str, after: str, said: str) -> None:
+def test_a_mistake_has_its_line_and_the_key_that_is_near(
+    checks: Checks, before: str, after: str, expected: str
+) -> None:
     text = SHIPPED["rebellions"].replace(before, after)
     number = 1 + text[: text.index(after)].count("\n")
     _, lines, _ = checks(text)
-    assert any(line.startswith(f"own.toml:{said.format(number)}") for line in lines), lines
+    assert any(line.startswith(f"own.toml:{expected.format(number)}") for line in lines), lines
 
 
 def test_the_meaning_of_a_right_file_is_printed(checks: Checks) -> None:
@@ -201,17 +203,17 @@ def test_the_meaning_of_a_right_file_is_printed(checks: Checks) -> None:
 
 
 def test_the_meaning_names_what_goes_to_virtual_machines() -> None:
-    said = dict(meaning(PROFILES["nvidia"]))["virtual machines"]
-    assert "unless nvidia.com/gpu.workload.config has a value other than vm-passthrough" in said
-    assert "0403, 0c03 or 0c80" in said
+    output = dict(meaning(PROFILES["nvidia"]))["virtual machines"]
+    assert "unless nvidia.com/gpu.workload.config has a value other than vm-passthrough" in output
+    assert "0403, 0c03 or 0c80" in output
     assert dict(meaning(PROFILES["ascend"]))["virtual machines"] == "the devices are never given to them"
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
 def test_a_profiles_meaning_names_what_it_holds(profile: Profile) -> None:
-    said = " ".join(sentence for _, sentence in meaning(profile))
+    output = " ".join(sentence for _, sentence in meaning(profile))
     named = (profile.pci_vendor, *profile.modules.roots, profile.paths.driver_root, *profile.resource_prefixes)
-    assert [text for text in named if text not in said] == []
+    assert [text for text in named if text not in output] == []
 
 
 TELLING: tuple[Any, ...] = (

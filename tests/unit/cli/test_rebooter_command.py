@@ -210,8 +210,13 @@ def test_a_file_that_is_no_marker_is_reported_once_and_keeps_it_idle(node: Node,
     process = node.start_idle()
     looks_again(process, 6)
     assert is_lean(process)
-    begin, said, end = ended(process)
-    assert (begin[:9], "cannot be read" in said, end, node.asked()) == ("watching ", True, "terminated by SIGTERM", [])
+    begin, output, end = ended(process)
+    assert (begin[:9], "cannot be read" in output, end, node.asked()) == (
+        "watching ",
+        True,
+        "terminated by SIGTERM",
+        [],
+    )
 
 
 def test_sigterm_on_the_way_to_being_idle_is_not_lost(node: Node) -> None:
@@ -290,7 +295,7 @@ def test_bad_options_are_usage_errors_at_the_start(node: Node, monkeypatch: pyte
     for name, value in node.env.items():
         monkeypatch.setenv(name, value)
     no_reboots = str(REPOSITORY / "deploy/profiles-unverified/metax.toml")
-    for env, said in (
+    for env, expected in (
         ({"REBOOT_WINDOWS": "sometimes"}, "'sometimes' is not a maintenance window"),
         ({"REBOOT_TIME_ZONE": "Mars/Olympus"}, "no time zone 'Mars/Olympus'"),
         ({"REBOOT_TIME_ZONE": "../../etc/passwd"}, "no time zone"),
@@ -309,7 +314,7 @@ def test_bad_options_are_usage_errors_at_the_start(node: Node, monkeypatch: pyte
         with monkeypatch.context() as changed:
             for name, value in env.items():
                 changed.setenv(name, value)
-            assert said in prompt.errors("rebooter"), env
+            assert expected in prompt.errors("rebooter"), env
     node.spoil_folder()
     assert "/var/lib/ascend" in prompt.errors("rebooter")
 

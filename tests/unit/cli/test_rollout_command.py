@@ -55,7 +55,7 @@ def test_a_rollout_by_the_real_command_its_http_answers_and_the_takeover_at_its_
 
 
 def test_unusable_settings_are_reported_at_once_and_the_group_alone_shows_its_commands(prompt: Prompt) -> None:
-    for line, said in {
+    for line, expected in {
         "controller": "no profile is set",
         "controller --profile none": "there is no profile 'none'",
         "controller --profile nvidia --namespace 'No Such'": "'No Such' is not the name of a namespace",
@@ -63,4 +63,4 @@ def test_unusable_settings_are_reported_at_once_and_the_group_alone_shows_its_co
         "": "controller",
         "no-such": "No such command 'no-such'",
     }.items():
-        assert said in prompt.errors(f"rollout {line}")
+        assert expected in prompt.errors(f"rollout {line}")

@@ -39,7 +39,7 @@ Open = Callable[..., Laptop]
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Open]:
     """Makes the one laptop of a test."""
     with contextlib.ExitStack() as stack:
-        yield lambda **said: stack.enter_context(laptop(tmp_path, monkeypatch, capfd, **said))
+        yield lambda **fields: stack.enter_context(laptop(tmp_path, monkeypatch, capfd, **fields))
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def desk(place: Open) -> Laptop:
     return place(waves=APPROVED_WAVES)
 
 
-def halted(place: Open, **said: Any) -> Laptop:
+def halted(place: Open, **fields: Any) -> Laptop:
     """A rollout of r2 that stopped at node-1."""
-    found = place(**said)
+    found = place(**fields)
     found.scene.broken.add("node-1")
     found.scene.set_driver("driver:2")
     found.controller.until_phase("Halted")

@@ -144,7 +144,9 @@ BROKEN: dict[str, dict[str, Any] | str] = {
 
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN.keys())
-def test_no_secret_of_a_broken_kubeconfig_is_shown(content: Any, host: HostTree, tmp_path: Path, prompt: Prompt) -> None:
+def test_no_secret_of_a_broken_kubeconfig_is_shown(
+    content: Any, host: HostTree, tmp_path: Path, prompt: Prompt
+) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     code, out, err = prompt("status -o json")

@@ -62,15 +62,15 @@ def staged_version(folder: Path) -> Any:
 @pytest.mark.submission
 def test_a_driver_is_staged_swapped_to_and_swapped_back(node: ByHand) -> None:
     root = node.tree.root / ROOT.lstrip("/")
-    code, _, said = stage(node)
-    assert (code, f"staged: {NEW_DIGEST}, driver {NEW} in {ROOT}.next" in said) == (0, True), said
+    code, _, output = stage(node)
+    assert (code, f"staged: {NEW_DIGEST}, driver {NEW} in {ROOT}.next" in output) == (0, True), output
     assert node.tree.driver_version == OLD, "what runs is untouched"
     code, out, _ = call(node, "plan")
     assert (code, f"flip {ROOT} to the staged slot {NEW_DIGEST}, driver {NEW}" in out) == (0, True), out
     assert f"staged slot {NEW_DIGEST}, driver {NEW}" in call(node, "preflight")[1]
 
-    code, _, said = call(node, "reconcile-driver-state")
-    assert (code, node.tree.driver_version, node.tree.digest) == (0, NEW, NEW_DIGEST), said
+    code, _, output = call(node, "reconcile-driver-state")
+    assert (code, node.tree.driver_version, node.tree.digest) == (0, NEW, NEW_DIGEST), output
     assert staged_version(root) == NEW
     _, out, _ = call(node, "status", "-o", "json")
     kept = {one["digest"]: one for one in json.loads(out)["host"]["slots"]}
@@ -79,12 +79,12 @@ def test_a_driver_is_staged_swapped_to_and_swapped_back(node: ByHand) -> None:
     assert f"{OLD_DIGEST} driver {OLD} (before the current one, for kernel {KERNEL})" in call(node, "status")[1]
     assert "nothing to do" in call(node, "reconcile-driver-state")[2]
 
-    code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST="third")
+    code, _, output = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST="third")
     assert (code, node.tree.driver_version) == (6, NEW)
-    assert f"no slot is staged for the wanted driver: {ROOT} has the staged driver {NEW_DIGEST}" in said
+    assert f"no slot is staged for the wanted driver: {ROOT} has the staged driver {NEW_DIGEST}" in output
 
-    code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=OLD_DIGEST)
-    assert (code, node.tree.driver_version, node.tree.digest) == (0, OLD, OLD_DIGEST), said
+    code, _, output = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=OLD_DIGEST)
+    assert (code, node.tree.driver_version, node.tree.digest) == (0, OLD, OLD_DIGEST), output
     assert [staged_version(root.with_name(name)) for name in ("driver", "driver.previous")] == [OLD, NEW]
 
 
@@ -92,8 +92,8 @@ def test_a_driver_is_staged_swapped_to_and_swapped_back(node: ByHand) -> None:
 def test_a_slot_that_does_not_match_its_record_is_replaced(node: ByHand) -> None:
     stage(node)
     (node.tree.root / f"{ROOT.lstrip('/')}.next/lib/modules/{KERNEL}/extra/rebellions.ko").unlink()
-    code, _, said = stage(node)
-    assert (code, "did not match its record and was replaced" in said) == (0, True)
+    code, _, output = stage(node)
+    assert (code, "did not match its record and was replaced" in output) == (0, True)
 
 
 @pytest.mark.shares(3)
@@ -111,8 +111,8 @@ def test_a_driver_that_cannot_be_staged_is_reported(
     node: ByHand, tmp_path: Path, env: dict[str, str], words: tuple[str, ...], code: int, why: str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    found, _, said = call(node, "stage", *(words or ("--from", str(tmp_path / "empty"))), **env)
-    assert (found, why in said) == (code, True), said
+    found, _, output = call(node, "stage", *(words or ("--from", str(tmp_path / "empty"))), **env)
+    assert (found, why in output) == (code, True), output
 
 
 NOEXEC = "mount -o remount,bind,noexec"

@@ -52,8 +52,8 @@ def test_a_field_that_is_not_what_it_should_be_is_named() -> None:
         ({"time": 10**20}, "time is 100000000000000000000, expected a whole number from 0 to 253402300799"),
         ({"time": -1}, "time is -1, expected a whole number from 0"),
     ]
-    for change, said in rows:
-        with pytest.raises(Unreadable, match=said):
+    for change, expected in rows:
+        with pytest.raises(Unreadable, match=expected):
             decode_marker(json.dumps(GOOD | change))
 
 

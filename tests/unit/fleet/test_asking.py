@@ -21,7 +21,7 @@ BARE = spec.RolloutState(target=NEW)
 NOTHING_WAITS = "nothing waits for an approval now"
 
 
-def gated(*approvals: bool, done: str = "a", **said: Any) -> spec.Fleet:
+def gated(*approvals: bool, done: str = "a", **fields: Any) -> spec.Fleet:
     """A wave for each node a, b, c ..., of which those that are True ask for an approval at their end.
 
     Those in `done` serve the new revision.
@@ -33,7 +33,7 @@ def gated(*approvals: bool, done: str = "a", **said: Any) -> spec.Fleet:
         more = more if name in done else {}
         nodes.append(node(name, labels={"w": name}, **more))
         pods.append(new_pod(name) if name in done else pod(name))
-    return fleet(nodes, pods, policy=policy(waves=tuple(waves)), memory=GOOD, **said)
+    return fleet(nodes, pods, policy=policy(waves=tuple(waves)), memory=GOOD, **fields)
 
 
 def begun(facts: spec.Fleet) -> list[str]:
@@ -42,11 +42,11 @@ def begun(facts: spec.Fleet) -> list[str]:
     return [one.node for one in restarts if one.record is not None and one.record.began_s == NOW_S]
 
 
-def failed(**said: Any) -> spec.Fleet:
+def failed(**fields: Any) -> spec.Fleet:
     """Node a has failed for the new revision, b is done, c waits."""
     nodes = [node("a", spec.UpgradeState.FAILED), node("b", spec.UpgradeState.DONE), node("c")]
     pods = [new_pod("a", is_ready=False), new_pod("b"), pod("c")]
-    return fleet(nodes, pods, **{"memory": GOOD, **said})
+    return fleet(nodes, pods, **{"memory": GOOD, **fields})
 
 
 LOOKS = tuple(
@@ -55,10 +55,10 @@ LOOKS = tuple(
 )
 
 
-def looked_at(**said: Any) -> spec.Fleet:
+def looked_at(**fields: Any) -> spec.Fleet:
     """The preflight of node a has failed, that of b has passed."""
     rules = policy(preflight=spec.PreflightMode.REQUIRE)
-    return fleet([node("a", **said), node("b")], policy=rules, task_pods=LOOKS)
+    return fleet([node("a", **fields), node("b")], policy=rules, task_pods=LOOKS)
 
 
 def test_an_approval_is_for_the_next_wave_or_the_one_that_is_named_and_for_this_revision_alone() -> None:

@@ -55,7 +55,7 @@ def check_end(scene: FleetScene, run: ControllerRun, new: str) -> None:
 
 def refuse(run: ControllerRun, error: Exception, what: str) -> None:
     """The API server refuses what begins with this."""
-    run.cluster.refuse = lambda said: error if said.startswith(what) else None
+    run.cluster.refuse = lambda text: error if text.startswith(what) else None
 
 
 def allow(run: ControllerRun) -> None:
@@ -427,10 +427,10 @@ def test_what_cannot_be_seen_is_not_decided_on() -> None:
     run.idle_for(300.0)
     assert run.cluster.writes == []
     assert run.reports[-1].why_not_ready == "the API server did not answer"
-    said = len(run.reporter.warnings)
+    count = len(run.reporter.warnings)
     run.cluster.lose(FactKind.NODES, "the API server still did not answer")
     run.turn()
-    assert len(run.reporter.warnings) == said, "it is said once"
+    assert len(run.reporter.warnings) == count, "it is said once"
     for kind in FactKind:
         run.cluster.find(kind)
     check_end(scene, run, new)

@@ -45,8 +45,8 @@ Scenarios = Mapping[str, At | list[At]]
 """By name. In a list, each decision finds the state that the one before it kept."""
 
 
-def one(facts: spec.FleetNode, its_pod: spec.DriverPod | None, **said: Any) -> spec.Fleet:
-    return fleet([facts], [its_pod] if its_pod is not None else [], **said)
+def one(facts: spec.FleetNode, its_pod: spec.DriverPod | None, **fields: Any) -> spec.Fleet:
+    return fleet([facts], [its_pod] if its_pod is not None else [], **fields)
 
 
 Pods = Iterable[spec.DriverPod] | None
@@ -59,18 +59,18 @@ def many(nodes: Iterable[spec.FleetNode], pods: Pods = None, **rules: Any) -> sp
     return fleet(nodes, found if pods is None else pods, policy=policy(**rules))
 
 
-def started(state: spec.UpgradeState, **said: Any) -> spec.FleetNode:
+def started(state: spec.UpgradeState, **fields: Any) -> spec.FleetNode:
     """A node that came to its state long ago."""
-    return node("a", state, record=record(began_s=LONG_AGO_S, since_s=LONG_AGO_S), **said)
+    return node("a", state, record=record(began_s=LONG_AGO_S, since_s=LONG_AGO_S), **fields)
 
 
-def done(name: str, wave: int = 1, since_s: float = NOW_S - 60.0, **said: Any) -> spec.FleetNode:
+def done(name: str, wave: int = 1, since_s: float = NOW_S - 60.0, **fields: Any) -> spec.FleetNode:
     """A node that was upgraded in a wave."""
-    return node(name, DONE, record=record(name, wave=wave, since_s=since_s), **said)
+    return node(name, DONE, record=record(name, wave=wave, since_s=since_s), **fields)
 
 
-def racked(name: str, rack: str, *state: spec.UpgradeState, **said: Any) -> spec.FleetNode:
-    return node(name, *state, labels={"rack": rack}, **said)
+def racked(name: str, rack: str, *state: spec.UpgradeState, **fields: Any) -> spec.FleetNode:
+    return node(name, *state, labels={"rack": rack}, **fields)
 
 
 def held(since_s: float, **kept: Any) -> spec.FleetNode:
@@ -131,9 +131,9 @@ UNDER_WAY: Scenarios = {
 }
 
 
-def fresh(**said: Any) -> spec.FleetNode:
+def fresh(**fields: Any) -> spec.FleetNode:
     """A node that was taken just now."""
-    return node("a", RESTART, **{"record": FRESH, **said})
+    return node("a", RESTART, **{"record": FRESH, **fields})
 
 
 FRESH_OF_OLD = fleet([fresh(record=replace(FRESH, revision=OLD))])
@@ -496,11 +496,11 @@ SOAKED, APPROVED = replace(CANARY, soak_s=300.0), replace(CANARY, needs_approval
 PAIR, THREE_FIRST = (spec.Wave("canary", count=2), REST), (spec.Wave("canary", count=3), REST)
 
 
-def told(waves: Waves, *nodes: spec.FleetNode, memory: spec.RolloutState = KEPT, **said: Any) -> spec.Fleet:
+def told(waves: Waves, *nodes: spec.FleetNode, memory: spec.RolloutState = KEPT, **fields: Any) -> spec.Fleet:
     """A canary that was done a minute ago, unless other nodes are given, and a node that waits."""
     found = [*(nodes or (node("a", DONE),)), node("z")]
     pods = [pod(one.name) if one.name == "z" else new_pod(one.name) for one in found]
-    return fleet(found, pods, policy=policy(waves=waves, **said.pop("rules", {})), memory=memory, **said)
+    return fleet(found, pods, policy=policy(waves=waves, **fields.pop("rules", {})), memory=memory, **fields)
 
 
 GATES_OF_A_WAVE = told((replace(SOAKED, needs_approval=True), REST))
@@ -540,10 +540,10 @@ GOING = replace(PAST, undo_from=NEW, undo_to=OLD)
 COMPLETED = replace(PAST, good=NEW, history=(spec.RevisionHistory(NEW, 5.0, 9.0, "complete"),))
 
 
-def back(memory: spec.RolloutState = PAST, undo: str = "", to: str = "", **said: Any) -> spec.Fleet:
+def back(memory: spec.RolloutState = PAST, undo: str = "", to: str = "", **fields: Any) -> spec.Fleet:
     """Two outdated nodes in the middle of a rollout, with a request to go back."""
     known = {"revisions": THREE, "memory": memory, "wishes": spec.Requests(undo=undo, undo_to=to)}
-    return fleet(said.pop("nodes", WAITING), said.pop("pods", None), **{**known, **said})
+    return fleet(fields.pop("nodes", WAITING), fields.pop("pods", None), **{**known, **fields})
 
 
 WANTED = back(undo="u1")
@@ -624,20 +624,20 @@ LIMIT = state.LIMIT_S + LATE_S
 REQUIRE, WARN, OFF = spec.PreflightMode.REQUIRE, spec.PreflightMode.WARN, spec.PreflightMode.OFF
 
 
-def look(of: str, **said: Any) -> spec.TaskPod:
+def look(of: str, **fields: Any) -> spec.TaskPod:
     """The preflight pod of a node, which has been running for ten seconds."""
     known = {"namespace": "npu", "name": f"look-{of}", "uid": f"look-{of}", "node": of, "revision": NEW}
-    return spec.TaskPod(**{**known, "task": spec.Task.PREFLIGHT, "made_s": NOW_S - 10.0, **said})
+    return spec.TaskPod(**{**known, "task": spec.Task.PREFLIGHT, "made_s": NOW_S - 10.0, **fields})
 
 
 def checked(
-    nodes: Iterable[str | spec.FleetNode], *looks: spec.TaskPod, mode: spec.PreflightMode = REQUIRE, **said: Any
+    nodes: Iterable[str | spec.FleetNode], *looks: spec.TaskPod, mode: spec.PreflightMode = REQUIRE, **fields: Any
 ) -> spec.Fleet:
     """Nodes on the old revision, which may all start at the same time."""
-    rules = policy(**{"preflight": mode, "max_parallel": 0, **said.pop("policy", {})})
+    rules = policy(**{"preflight": mode, "max_parallel": 0, **fields.pop("policy", {})})
     named = [node(one) if isinstance(one, str) else one for one in nodes]
     known = {"revisions": TEMPLATES, "rollout_uid": "ro", "task_pods": looks, "policy": rules}
-    return fleet(named, **{**known, **said})
+    return fleet(named, **{**known, **fields})
 
 
 CANARY_FIRST = {"waves": TWO}
@@ -708,22 +708,22 @@ BEGAN_S = NOW_S - 60.0
 END_S = BEGAN_S + policy().node_timeout_s
 
 
-def clearing(one: spec.FleetNode, *pods: spec.TaskPod, **said: Any) -> spec.Fleet:
+def clearing(one: spec.FleetNode, *pods: spec.TaskPod, **fields: Any) -> spec.Fleet:
     """One node on the old revision, and the pods that clear it."""
     known = {"clears_first": True, "revisions": TEMPLATES, "rollout_uid": "ro", "task_pods": pods}
-    return fleet([one], **{**known, **said})
+    return fleet([one], **{**known, **fields})
 
 
-def clear(**said: Any) -> spec.TaskPod:
+def clear(**fields: Any) -> spec.TaskPod:
     """The pod that clears the node as it was taken, while it runs."""
-    name = state.pod_name(clearing(TAKEN), said.get("revision", NEW), spec.Task.CLEAR, TAKEN, f"{BEGAN_S:.3f}/boot-1")
+    name = state.pod_name(clearing(TAKEN), fields.get("revision", NEW), spec.Task.CLEAR, TAKEN, f"{BEGAN_S:.3f}/boot-1")
     known = {"namespace": "npu", "name": name, "uid": f"uid-{name}", "node": "a", "revision": NEW}
-    return spec.TaskPod(**{**known, "task": spec.Task.CLEAR, "made_s": BEGAN_S, **said})
+    return spec.TaskPod(**{**known, "task": spec.Task.CLEAR, "made_s": BEGAN_S, **fields})
 
 
-def over(code: int, **said: Any) -> spec.TaskPod:
+def over(code: int, **fields: Any) -> spec.TaskPod:
     """The same pod after it has ended now."""
-    return clear(**{"exit_code": code, "has_ended": True, "message": "why", "ended_s": NOW_S, **said})
+    return clear(**{"exit_code": code, "has_ended": True, "message": "why", "ended_s": NOW_S, **fields})
 
 
 TAKEN = node("a", RESTART)
@@ -877,9 +877,9 @@ def _record(found: spec.NodeRecord | None, now_s: float) -> str:
         return ""
     outcome = "unknown" if found.outcome_s is None else f"{found.outcome_s:g}"
     times = f"began {found.began_s - now_s:+g} since {found.since_s - now_s:+g} outcome {outcome}"
-    said = f" ({found.reason})" if found.reason else ""
+    message = f" ({found.reason})" if found.reason else ""
     where = f"pod {found.pod or '-'} boot {found.boot_id or '-'}"
-    return f" for {found.revision} in wave {found.wave}, {where} {times}{said}"
+    return f" for {found.revision} in wave {found.wave}, {where} {times}{message}"
 
 
 def _decided(name: str) -> str:

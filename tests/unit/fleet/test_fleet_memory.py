@@ -90,8 +90,8 @@ def test_a_new_controller_finds_in_the_status_who_disappeared() -> None:
 
 
 def test_a_node_that_was_left_out_before_it_disappeared_is_not_counted() -> None:
-    for said in ({"is_skipped": True}, {"is_operated": True}):
-        gone = node("x", FAILED, record=record("x", reason="broken"), **said)
+    for fields in ({"is_skipped": True}, {"is_operated": True}):
+        gone = node("x", FAILED, record=record("x", reason="broken"), **fields)
         assert advance(fleet([node("a")], vanished=(gone,)), NOW_S).memory.lost == ()
 
 
@@ -135,9 +135,9 @@ def test_a_node_that_waits_for_its_reboot_may_lose_its_pod() -> None:
     assert approved == {"a": "under way: waits for the rebooter: for its slot, its window or the node's uptime"}
 
 
-@pytest.mark.parametrize("said", [{"is_skipped": True}, {"is_deleting": True}, {"is_operated": True}])
-def test_a_node_that_is_done_and_left_out_costs_no_budget(said: dict[str, Any]) -> None:
-    nodes = [node("a", DONE, unschedulable=True, **said), node("b")]
+@pytest.mark.parametrize("fields", [{"is_skipped": True}, {"is_deleting": True}, {"is_operated": True}])
+def test_a_node_that_is_done_and_left_out_costs_no_budget(fields: dict[str, Any]) -> None:
+    nodes = [node("a", DONE, unschedulable=True, **fields), node("b")]
     found = advance(fleet(nodes, [new_pod("a"), pod("b")], policy=policy(max_unavailable=Amount(1))), NOW_S)
     assert begun(found) == ["b"]
 
@@ -152,29 +152,34 @@ def test_a_node_in_no_wave_costs_no_budget() -> None:
 
 
 def test_a_node_that_has_the_target_and_does_not_serve_it_fails_in_the_end() -> None:
-    def found(**said: Any) -> FleetDecision:
-        made_s, memory = said.pop("made_s", NOW_S - 1801), replace(GOOD, good=said.pop("good", OLD))
+    def found(**fields: Any) -> FleetDecision:
+        made_s, memory = fields.pop("made_s", NOW_S - 1801), replace(GOOD, good=fields.pop("good", OLD))
         pods = [new_pod("a", is_ready=False, made_s=made_s, why_waiting="Pending"), pod("b")]
-        return advance(fleet([node("a", **said), node("b")], pods, memory=memory), NOW_S)
+        return advance(fleet([node("a", **fields), node("b")], pods, memory=memory), NOW_S)
 
     assert found().outlook.phase is Phase.HALTED
     assert reasons(found())["a"] == "failed: has the target revision, and does not serve it within 30 min: Pending"
     for in_time in ({"made_s": NOW_S - 1799}, {"made_s": NOW_S - 9000, "ready_s": NOW_S - 60}):
         assert found(**in_time).outlook.phase is Phase.PROGRESSING, in_time
-    for said in ({"driver_state": NodeState.REBOOT_REQUIRED}, {"is_ready": False}, {"is_skipped": True}, {"good": NEW}):
-        assert found(**said).outlook.phase is Phase.PROGRESSING, said
+    for fields in (
+        {"driver_state": NodeState.REBOOT_REQUIRED},
+        {"is_ready": False},
+        {"is_skipped": True},
+        {"good": NEW},
+    ):
+        assert found(**fields).outlook.phase is Phase.PROGRESSING, fields
 
 
 def test_the_time_without_service_counts_from_its_begin_and_from_that_of_the_rollout() -> None:
-    def phase(began_s: float = 0.0, clock_s: float = 0.0, **said: Any) -> Phase:
-        pods = [new_pod("a", is_ready=False, made_s=NOW_S - 9000, **said), pod("b")]
+    def phase(began_s: float = 0.0, clock_s: float = 0.0, **fields: Any) -> Phase:
+        pods = [new_pod("a", is_ready=False, made_s=NOW_S - 9000, **fields), pod("b")]
         memory = replace(GOOD, history=(spec.RevisionHistory(NEW, began_s),))
         facts = fleet([node("a", DONE), node("b")], pods, memory=memory, clock_s=clock_s)
         return advance(facts, NOW_S).outlook.phase
 
     assert phase() is Phase.HALTED
-    for said in ({"readiness_s": NOW_S - 1}, {"began_s": NOW_S - 60}, {"clock_s": NOW_S - 60}):
-        assert phase(**said) is Phase.PROGRESSING, said
+    for fields in ({"readiness_s": NOW_S - 1}, {"began_s": NOW_S - 60}, {"clock_s": NOW_S - 60}):
+        assert phase(**fields) is Phase.PROGRESSING, fields
 
 
 @pytest.mark.parametrize("state", [NodeState.HELD, NodeState.WEDGED])

@@ -217,9 +217,9 @@ def test_what_people_and_the_next_controller_must_know_is_written_at_once_and_wh
         assert is_urgent(status, {**status, **change}), change
     for name in ("counts", "waves", "waiting", "leftOut", "underWay"):
         assert not is_urgent(status, {**status, name: []}), name
-    for said in ({"status": "True"}, {"reason": "Other"}, {"message": "wave 2 of 2 (rest): 3 of 6 nodes updated"}):
-        changed = {**status, "conditions": [first | said, *others]}
-        assert is_urgent(status, changed) is ("message" not in said), said
+    for fields in ({"status": "True"}, {"reason": "Other"}, {"message": "wave 2 of 2 (rest): 3 of 6 nodes updated"}):
+        changed = {**status, "conditions": [first | fields, *others]}
+        assert is_urgent(status, changed) is ("message" not in fields), fields
 
 
 def test_the_first_status_is_written_at_once_and_one_without_news_not_at_all() -> None:

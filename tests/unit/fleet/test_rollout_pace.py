@@ -16,10 +16,10 @@ from tests.support.fakes.fleet_builders import DAEMON_SET, NOW_S, OLD, fleet, ne
 DONE, FAILED, RESTART = UpgradeState.DONE, UpgradeState.FAILED, UpgradeState.RESTART
 
 
-def done(name: str, took_s: float = 100.0, **said: Any) -> FleetNode:
+def done(name: str, took_s: float = 100.0, **fields: Any) -> FleetNode:
     """A node that was done a minute ago and took so long."""
     known = {"began_s": NOW_S - 60.0 - took_s, "since_s": NOW_S - 60.0}
-    return node(name, DONE, record=record(name, **{**known, **said}))
+    return node(name, DONE, record=record(name, **{**known, **fields}))
 
 
 def of(*found: FleetNode, **rules: Any) -> Fleet:
@@ -43,9 +43,9 @@ def test_what_a_node_takes_is_the_median_of_those_that_are_done() -> None:
 
 
 def test_how_long_users_are_without_their_device_is_the_median_of_the_windows_that_are_over() -> None:
-    def shown(name: str, seconds: float, *, is_open: bool = False, later_s: float = 1.0, **said: Any) -> FleetNode:
+    def shown(name: str, seconds: float, *, is_open: bool = False, later_s: float = 1.0, **fields: Any) -> FleetNode:
         began_s = NOW_S - 160.0
-        return replace(done(name, **said), window=Outage(began_s + later_s, seconds, is_open=is_open))
+        return replace(done(name, **fields), window=Outage(began_s + later_s, seconds, is_open=is_open))
 
     nodes = [shown("a", 4.0), shown("b", 9.0), shown("c", 5.0)]
     others = [shown("d", 0.1, is_open=True), shown("e", 0.1, later_s=-500.0), shown("f", 0.1, revision=OLD), done("g")]

@@ -53,16 +53,18 @@ TEMPLATE: Json = {
 NODE_A, LOOK = node("a"), Task.PREFLIGHT
 
 
-def made(body: Any = TEMPLATE, task: Task = LOOK, of: FleetNode = NODE_A, attempt: str = "", **said: Any) -> CreatePod:
+def made(
+    body: Any = TEMPLATE, task: Task = LOOK, of: FleetNode = NODE_A, attempt: str = "", **fields: Any
+) -> CreatePod:
     text = body if isinstance(body, str) else json.dumps(body)
-    said = {"rollout_uid": "ro-uid", "profile": "rebellions", "revisions": (Revision("r", NEW, 2, text),), **said}
-    (found,) = task_pods(fleet((of,), **said), NEW, task, (of,), attempt)
+    fields = {"rollout_uid": "ro-uid", "profile": "rebellions", "revisions": (Revision("r", NEW, 2, text),), **fields}
+    (found,) = task_pods(fleet((of,), **fields), NEW, task, (of,), attempt)
     return found
 
 
-def running(**said: Any) -> Json:
+def running(**fields: Any) -> Json:
     """The template with another manager; a field that is None is absent."""
-    manager = {key: value for key, value in {**MANAGER, **said}.items() if value is not None}
+    manager = {key: value for key, value in {**MANAGER, **fields}.items() if value is not None}
     return {**TEMPLATE, "spec": {**TEMPLATE["spec"], "initContainers": [manager]}}
 
 
@@ -130,8 +132,8 @@ def test_the_options_that_are_left_out_are_those_that_only_a_reconcile_has() -> 
 
 
 def test_the_profile_of_a_template_is_the_one_that_its_init_container_names() -> None:
-    def profile(**said: Any) -> str:
-        return profile_of(running(**said)["spec"])
+    def profile(**fields: Any) -> str:
+        return profile_of(running(**fields)["spec"])
 
     def named(value: str) -> Json:
         return {"env": [{"name": "DRIVER_PROFILE", "value": value}]}
@@ -148,7 +150,7 @@ def test_the_profile_of_a_template_is_the_one_that_its_init_container_names() ->
 def test_a_template_that_runs_no_reconcile_is_refused() -> None:
     others = ({"args": ["health-watch"]}, {"args": ["uninstall_driver"]})
     shell = {"command": ["sh", "-c"], "args": ["echo", RECONCILE]}
-    templates = [running(**said) for said in (*others, shell)]
+    templates = [running(**expected) for expected in (*others, shell)]
     for template in ("", "[]", "{}", "garbage", {"spec": {"containers": [MANAGER]}}, *templates):
         with pytest.raises(TemplateUnusable):
             made(template)

@@ -22,23 +22,25 @@ TASKS_HERE = Subject(FactKind.TASK_PODS, HERE, tasks_of(""))
 POLICY = spec.RolloutPolicy("driver")
 
 
-def rollout(name: str = "r", version: int = 1, **said: Any) -> Item:
-    known = {"generation": 1, "created_s": 1.0, "policy": POLICY, **said}
+def rollout(name: str = "r", version: int = 1, **fields: Any) -> Item:
+    known = {"generation": 1, "created_s": 1.0, "policy": POLICY, **fields}
     return Item(name, f"uid-{name}", str(version), spec.RolloutObject(HERE, name, f"uid-{name}", str(version), **known))
 
 
-def node(name: str = "n", version: int = 1, **said: Any) -> Item:
-    uid = said.pop("uid", f"uid-{name}")
-    return Item(name, uid, str(version), spec.FleetNode(name, uid, str(version), **said))
+def node(name: str = "n", version: int = 1, **fields: Any) -> Item:
+    uid = fields.pop("uid", f"uid-{name}")
+    return Item(name, uid, str(version), spec.FleetNode(name, uid, str(version), **fields))
 
 
-def daemon_set(version: int = 1, **said: Any) -> Item:
-    facts = spec.DaemonSetFacts(HERE, "driver", "uid-ds", str(version), "OnDelete", pods="app=driver", **said)
+def daemon_set(version: int = 1, **fields: Any) -> Item:
+    facts = spec.DaemonSetFacts(HERE, "driver", "uid-ds", str(version), "OnDelete", pods="app=driver", **fields)
     return Item("driver", "uid-ds", str(version), facts)
 
 
-def pod(name: str = "p", version: int = 1, owner: str = "uid-ds", **said: Any) -> Item:
-    return Item(name, f"uid-{name}", str(version), spec.DriverPod(HERE, name, f"uid-{name}", "n", "r1", **said), owner)
+def pod(name: str = "p", version: int = 1, owner: str = "uid-ds", **fields: Any) -> Item:
+    return Item(
+        name, f"uid-{name}", str(version), spec.DriverPod(HERE, name, f"uid-{name}", "n", "r1", **fields), owner
+    )
 
 
 def revision(name: str, number: int, owner: str = "uid-ds") -> Item:

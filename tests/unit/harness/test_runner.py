@@ -73,9 +73,9 @@ def test_a_part_that_fails_or_dies_is_printed_and_decides(logs: Path, capsys: py
     scripts = {"bad": bad, "good": "echo 3 passed in 0.1s", "dies": "kill -9 $$"}
     runner.together(running, [[Part(name, argv=("sh", "-c", script)) for name, script in scripts.items()]])
     assert runner.report(running.results, 1.0) == runner.report(running.results[2:], 1.0) == 1
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     wanted = ("it is broken", "bad failed with status 1", "dies failed with status -9", "\n5 passed, 1 failed\n")
-    assert [text for text in wanted if text not in said] == []
+    assert [text for text in wanted if text not in output] == []
 
 
 @pytest.mark.parametrize(("ci", "status"), [("true", 1), ("", 0)])

@@ -192,17 +192,17 @@ def test_the_light_tools_say_what_the_sandboxs_say(tmp_path: Path) -> None:
     modules = [str(next(root.rglob(f"{name}.ko"))) for name in ("rebellions", "rebellions_core")]
     depends = ("modprobe", "--show-depends", "--dirname", str(root), "--set-version", "6.1.0-sandbox", "--")
 
-    def said(*argv: str) -> tuple[int, str, str]:
+    def run(*argv: str) -> tuple[int, str, str]:
         path = f"{tree.bin}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True, timeout=150, check=False)
         return done.returncode, done.stdout, done.stderr
 
     asked = (*(("modinfo", path) for path in (*modules, "/absent")), (*depends, "absent"))
-    itself = [said(*argv) for argv in asked]
+    itself = [run(*argv) for argv in asked]
     lighten(tree)
-    assert [said(*argv) for argv in asked] == itself
+    assert [run(*argv) for argv in asked] == itself
     assert [status for status, _, _ in itself] == [0, 0, 1, 1]
-    assert said(*depends, "rebellions") == (0, "", "")
+    assert run(*depends, "rebellions") == (0, "", "")
 
 
 def test_an_error_of_what_sees_the_events_ends_the_follower(monkeypatch: pytest.MonkeyPatch) -> None:

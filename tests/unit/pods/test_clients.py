@@ -532,8 +532,8 @@ def test_claims_that_were_prepared_before_the_driver_was_ready_are_reported() ->
         world.cluster.all_claims += (Claim("tenant", name, (kind,)),)
     world.settle()
     assert world.record.claims == ("tenant/survivor",)
-    (said,) = world.events
-    assert said.endswith("; claims that were prepared for an earlier driver: tenant/survivor")
+    (output,) = world.events
+    assert output.endswith("; claims that were prepared for an earlier driver: tenant/survivor")
     world.check(A)
 
 

@@ -133,14 +133,14 @@ def test_on_timeout_every_pod_is_named_with_its_reason() -> None:
     scene.seen_after(1.0, replace(A, deleting=True, finalizers=("x/y",)))
     what = scene.what_remains(60.0)
     assert scene.took_s == 60.0
-    for said in (
+    for expected in (
         "4 pod(s) still on the node after 60 s",
         "rbln-system/stuck: terminating, held by finalizer vendor/hold",
         "rbln-system/slow: terminating, its grace period of 600 s",
         "tenant/kept: not deleted: owned by a ReplicaSet",
         "rbln-system/a: terminating, held by finalizer x/y",
     ):
-        assert said in what
+        assert expected in what
     assert "other" not in what
 
 
@@ -153,11 +153,11 @@ def test_no_time_at_all_names_the_pods_without_a_watch() -> None:
 
 
 def test_ten_pods_are_named_and_the_rest_counted() -> None:
-    for count, said in ((10, ""), (11, "; and 1 more"), (500, "; and 490 more")):
+    for count, expected in ((10, ""), (11, "; and 1 more"), (500, "; and 490 more")):
         what = Waiting(*(pod(f"p{number:03}", PLUGIN) for number in range(count))).what_remains(0.0)
         assert what.startswith(f"{count} pod(s) still")
         assert what.count("rbln-system/p") == 10
-        assert ("more" in what, what.endswith(said)) == (bool(said), True)
+        assert ("more" in what, what.endswith(expected)) == (bool(expected), True)
 
 
 def test_an_expired_watch_lists_again() -> None:
@@ -363,8 +363,8 @@ class Evicting(Waiting):
         limit = self.deadline(1_000.0)
         self.evictor.clear(known, leaving, limit.within(timeout_s), limit)
 
-    def remains(self, said: str, timeout_s: float = 60.0) -> PodsRemain:
-        with pytest.raises(PodsRemain, match=said) as caught:
+    def remains(self, expected: str, timeout_s: float = 60.0) -> PodsRemain:
+        with pytest.raises(PodsRemain, match=expected) as caught:
             self.clear(timeout_s=timeout_s)
         return caught.value
 
@@ -408,9 +408,9 @@ def test_a_refusal_does_not_keep_the_others_and_is_tried_again_until_its_budget_
     assert case.cluster.evicted == ["tenant/b", "tenant/a"]
     refused = [text for text in case.reporter.infos if "is refused" in text]
     assert refused == [f"the eviction of tenant/a is refused: {NO_BUDGET}; trying again"]
-    said = [line for line in case.reporter.infos if line.startswith("still waiting")]
+    lines = [line for line in case.reporter.infos if line.startswith("still waiting")]
     why = f"still waiting, at most 1 min more: 1 pod(s) may not be evicted yet: tenant/a: {NO_BUDGET}"
-    assert said[:2] == [why, why], "every half minute"
+    assert lines[:2] == [why, why], "every half minute"
 
 
 def test_a_pod_that_is_never_allowed_to_leave_is_named_at_the_deadline_whatever_its_grace() -> None:
@@ -466,8 +466,8 @@ def test_slow_answers_overrun_neither_the_deadline_nor_a_rehearsal(monkeypatch: 
     assert case.took_s <= 7.0
     case = many(60, NEVER)
     case.answer(monkeypatch, case.slowly)
-    said = case.evictor.rehearse(case.cluster.pods().pods).warnings
-    assert said[-1] == "not every eviction was checked within 15 s"
+    output = case.evictor.rehearse(case.cluster.pods().pods).warnings
+    assert output[-1] == "not every eviction was checked within 15 s"
     assert case.took_s <= 16.0
 
 

@@ -414,8 +414,8 @@ def test_the_reason_why_a_pod_stays_is_shown() -> None:
         ({**ENDS, "grace_period_s": 45}, "grace period of 45 s"),
         ({**ENDS, "grace_period_s": None}, "grace period of 0 s"),
     ]
-    for fields, said in rows:
-        assert said in module.why_still_there(pod("p", PLUGIN, **fields)), fields
+    for fields, expected in rows:
+        assert expected in module.why_still_there(pod("p", PLUGIN, **fields)), fields
 
 
 def test_a_holder_gets_the_name_and_the_uid_that_the_api_has_for_its_pod() -> None:

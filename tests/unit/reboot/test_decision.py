@@ -200,10 +200,10 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "seen", "act", "said"), TABLE, ids=[row[0] for row in TABLE])
-def test_a_state_has_its_decision_and_its_reason(name: str, seen: RebootState, act: RebootAct, said: str) -> None:
+@pytest.mark.parametrize(("name", "seen", "act", "expected"), TABLE, ids=[row[0] for row in TABLE])
+def test_a_state_has_its_decision_and_its_reason(name: str, seen: RebootState, act: RebootAct, expected: str) -> None:
     decision = decide(seen)
-    assert (decision.act, said in decision.reason) == (act, True), decision
+    assert (decision.act, expected in decision.reason) == (act, True), decision
 
 
 def test_the_table_has_every_act() -> None:

@@ -42,7 +42,7 @@ def machine() -> Machine:
     return one().request()
 
 
-def said(machine: Machine) -> str:
+def reason_to_wait(machine: Machine) -> str:
     """Why it waits."""
     decision = machine.round()
     assert decision is not None
@@ -89,7 +89,7 @@ def test_an_approved_upgrade_reboots_once_and_leaves_nothing() -> None:
 
 def test_without_an_approval_it_waits_and_holds_nothing() -> None:
     machine = one().request(approved=False)
-    assert "waits for approval" in said(machine)
+    assert "waits for approval" in reason_to_wait(machine)
     assert machine.notes[KEYS.reboot_required] == "true"
     assert machine.fleet.holders == []
     assert machine.host.remembered().reason.startswith("waits for approval")
@@ -106,7 +106,7 @@ def test_an_approval_set_in_advance_is_good_for_one_reboot() -> None:
     settled(machine)
     machine.fleet.clock.sleep(1_000.0)
     machine.request(approved=False)
-    assert "waits for approval" in said(machine)
+    assert "waits for approval" in reason_to_wait(machine)
 
 
 def test_after_the_capped_attempts_it_escalates_once_and_reboots_no_more() -> None:
@@ -119,7 +119,7 @@ def test_after_the_capped_attempts_it_escalates_once_and_reboots_no_more() -> No
     assert len(machine.reboots) == 3
     machine.request(approved=False)
     for _ in range(3):
-        assert "3 attempt(s) to reboot within 24 h did not help" in said(machine)
+        assert "3 attempt(s) to reboot within 24 h did not help" in reason_to_wait(machine)
     assert len(machine.events("RebootEscalated")) == 1
     assert len(machine.reboots) == 3
     machine.fleet.clock.sleep(24 * 3600)
@@ -167,7 +167,7 @@ def test_a_release_gives_back_each_approval_and_a_recovered_chip_needs_none_of_a
         machine = one(max_attempts=1).request("recovery", approved=False)
         machine.cluster.edit(annotations=notes)
         machine.host.refusal = "by an inhibitor"
-        said(machine)
+        reason_to_wait(machine)
         assert approvals(machine) == {}
         if recovers:
             machine.host.marker = None
@@ -193,8 +193,8 @@ def waits_for_jobs(**rules: Any) -> Machine:
 def test_a_job_gets_its_time_once_for_each_request_also_from_a_rebooter_that_was_restarted() -> None:
     machine = waits_for_jobs()
     began_s = machine.fleet.clock.now
-    assert said(machine).endswith("at most for pods to complete: tenant/train")
-    assert machine.host.remembered().reason == said(machine)
+    assert reason_to_wait(machine).endswith("at most for pods to complete: tenant/train")
+    assert machine.host.remembered().reason == reason_to_wait(machine)
     while machine.round() is not None:
         assert (machine.fleet.holders, machine.host.commands) == ([], [])
         machine.fleet.clock.sleep(300.0)
@@ -203,17 +203,17 @@ def test_a_job_gets_its_time_once_for_each_request_also_from_a_rebooter_that_was
     settled(machine)
     machine.fleet.clock.sleep(1_000.0)
     machine.request()
-    assert "for pods to complete" in said(machine), "another request begins again"
+    assert "for pods to complete" in reason_to_wait(machine), "another request begins again"
 
 
 def test_a_job_that_completes_ends_the_wait_and_a_job_is_read_only_where_all_else_is_met() -> None:
     machine = waits_for_jobs()
     machine.cluster.edit(annotations={KEYS.approve_reboot: None})
-    assert "waits for approval" in said(machine)
+    assert "waits for approval" in reason_to_wait(machine)
     assert "pods" not in machine.killer.calls
     machine.cluster.edit(annotations=APPROVE)
-    said(machine)
-    said(machine)
+    reason_to_wait(machine)
+    reason_to_wait(machine)
     assert machine.killer.calls.count("pods") == 1
     machine.cluster.listed["train"] = job("train", phase="Succeeded")
     settled(machine)
@@ -224,7 +224,7 @@ def test_a_pod_that_blocks_a_reboot_does_so_as_long_as_it_runs() -> None:
     machine.cluster.listed = {"train": job("train")}
     for _ in range(3):
         wanted = "is blocked: pods that match job in (yes, maybe) are on the node: tenant/train"
-        assert (said(machine), machine.fleet.holders) == (wanted, [])
+        assert (reason_to_wait(machine), machine.fleet.holders) == (wanted, [])
         assert machine.host.remembered().reason == wanted
         machine.fleet.clock.sleep(24 * 3600)
     machine.cluster.listed["train"] = job("train", phase="Failed", have_ended=True)
@@ -245,7 +245,7 @@ def test_a_recovery_for_which_no_reboot_is_left_needs_service_until_the_chip_rec
     machine = without_reboots()
     machine.round_with(lambda killer: killer.kill_at(effect, after=after))
     for _ in range(2):
-        why = said(machine)
+        why = reason_to_wait(machine)
         assert recovery_on(machine.node, KEYS) == Recovery("reboot", RecoveryState.NEEDS_SERVICE, why)
     assert machine.events("NeedsService") == machine.events("RebootEscalated") == [why]
     machine.host.marker = None
@@ -257,24 +257,24 @@ def test_a_recovery_for_which_no_reboot_is_left_needs_service_until_the_chip_rec
 
 def test_a_boot_or_one_more_reboot_ends_the_need_for_service_and_another_writers_note_stays() -> None:
     machine = without_reboots()
-    said(machine)
+    reason_to_wait(machine)
     machine.boot()
     machine.round()
     assert recovery_on(machine.node, KEYS) == NO_RECOVERY
     machine = without_reboots()
-    said(machine)
+    reason_to_wait(machine)
     machine.policy = replace(machine.policy, max_attempts=1)
     machine.round()
     assert (machine.host.is_down, recovery_on(machine.node, KEYS)) == (True, NO_RECOVERY)
     machine = one().request("recovery", approved=False)
     theirs = encode_note(Recovery("reset", RecoveryState.NEEDS_SERVICE, "x"))
     machine.cluster.edit(annotations={KEYS.recovery: theirs})
-    said(machine)
+    reason_to_wait(machine)
     machine.host.marker = None
     machine.round()
     assert machine.notes == {KEYS.recovery: theirs}
     upgrade = one(max_attempts=0).request()
-    said(upgrade)
+    reason_to_wait(upgrade)
     assert (upgrade.events("NeedsService"), recovery_on(upgrade.node, KEYS)) == ([], NO_RECOVERY)
 
 
@@ -318,7 +318,7 @@ def test_a_rebooted_node_is_ready_once_its_driver_serves_and_one_rebooted_by_han
 def test_what_speaks_of_the_reboot_is_gone_before_the_slot_is(machine: Machine) -> None:
     machine.round()
     machine.boot()
-    said(machine)
+    reason_to_wait(machine)
     assert not {KEYS.reboot_required, KEYS.pre_reboot_boot_id} & machine.notes.keys()
     assert (machine.host.marker, machine.fleet.holders) == (None, ["node-0"])
 
@@ -328,7 +328,7 @@ def test_what_speaks_of_the_reboot_is_gone_before_the_slot_is(machine: Machine) 
 
 def test_a_host_that_cannot_be_entered_keeps_its_approval_and_no_slot(machine: Machine) -> None:
     machine.host.no_way_in = "the host's namespaces cannot be entered: Invalid argument"
-    assert "is blocked: the host's namespaces cannot be entered" in said(machine)
+    assert "is blocked: the host's namespaces cannot be entered" in reason_to_wait(machine)
     assert (machine.fleet.holders, machine.host.commands) == ([], [])
     assert machine.notes[KEYS.approve_reboot] == "true"
     machine.host.no_way_in = ""
@@ -339,7 +339,7 @@ def test_a_command_that_is_refused_is_given_again_and_never_followed_by_sysrq() 
     machine = one(cordon=True).request()
     machine.host.refusal = "blocked by an inhibitor"
     for _ in range(5):
-        assert "refuses to reboot: blocked by an inhibitor" in said(machine)
+        assert "refuses to reboot: blocked by an inhibitor" in reason_to_wait(machine)
         assert "blocked by an inhibitor" in machine.host.remembered().reason
         machine.fleet.clock.sleep(30)
     assert machine.host.commands == ["refused"] * 5
@@ -368,7 +368,7 @@ def test_a_host_that_does_not_reboot_is_given_up_and_gets_everything_back(
     rounds(machine, 20)
     (text,) = machine.events("RebootFailed")
     assert event in text
-    assert "did not help" in said(machine)
+    assert "did not help" in reason_to_wait(machine)
     assert (machine.host.commands, machine.reboots, machine.fleet.holders) == (commands, [], [])
     assert machine.notes == ASKED_FOR
 
@@ -461,7 +461,7 @@ def test_a_grant_forged_before_the_driver_is_back_goes_and_the_slot_stays(machin
     machine.boot()
     machine.tell(is_ready=True, boot_id=machine.host.boot_id)
     machine.cluster.edit(annotations=grant_of(machine))
-    assert "the driver is not loaded" in said(machine)
+    assert "the driver is not loaded" in reason_to_wait(machine)
     assert KEYS.pre_reboot_boot_id not in machine.notes
     assert machine.notes[KEYS.reboot_in_progress] == "upgrade"
     assert machine.fleet.holders == ["node-0"]
@@ -555,13 +555,13 @@ def test_a_lost_record_is_made_up_for_by_what_the_node_tells() -> None:
 def test_a_record_that_cannot_be_read_reboots_nothing_and_says_so() -> None:
     machine = one(auto_upgrade=True).request()
     machine.host.text = '{"schema": 9}'
-    assert "record cannot be read: version 9 is newer" in said(machine)
+    assert "record cannot be read: version 9 is newer" in reason_to_wait(machine)
     assert machine.reboots == []
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing_nor_gives_back_what_a_run_before_it_took() -> None:
     machine = one(dry_run=True).request()
-    assert "dry run: would take a slot" in said(machine)
+    assert "dry run: would take a slot" in reason_to_wait(machine)
     assert machine.killer.effects == []
     machine = one().request()
     at(machine, "evidence", machine.killer.die)
@@ -588,10 +588,10 @@ def test_rebooters_that_were_started_together_do_not_ask_together() -> None:
 def test_blockers_are_looked_at_before_a_slot_is_taken() -> None:
     machine = one(clear_workloads=True).request()
     machine.workloads.blocking = ("pod a/b has no controller",)
-    assert "pod a/b has no controller" in said(machine)
+    assert "pod a/b has no controller" in reason_to_wait(machine)
     machine.cluster.edit(annotations={KEYS.journal: "{}"})
     machine.workloads.blocking = ()
-    assert "has taken the node" in said(machine)
+    assert "has taken the node" in reason_to_wait(machine)
     assert "lease" not in machine.killer.effects
     machine.cluster.edit(annotations={KEYS.journal: None})
     machine.round()

@@ -115,8 +115,8 @@ def test_slots_that_are_not_understood_are_refused() -> None:
             ({"holders": [held] * 2}, "twice"),
         ),
     ]
-    for change, said in rows:
-        with pytest.raises(state.SlotsUnreadable, match=said):
+    for change, expected in rows:
+        with pytest.raises(state.SlotsUnreadable, match=expected):
             state.decode_slots(json.dumps({"schema": 1, "holders": [], **change}))
     for text in ("", "garbage", "[]", "7"):
         with pytest.raises(state.SlotsUnreadable):

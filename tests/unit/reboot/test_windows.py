@@ -60,8 +60,8 @@ def test_what_is_no_window_is_named_and_a_clock_that_is_off_by_ages_opens_none()
     rows |= dict.fromkeys(("02:00-25:00", "02:60-03:00"), "not a time of the day")
     rows |= {"Someday 02:00-03:00": "'Someday' is not a day", "Mon-, 02:00-03:00": "is not a day"}
     rows |= dict.fromkeys((";", " ; ;"), "has no maintenance window in it")
-    for text, said in rows.items():
-        with pytest.raises(ValueError, match=said):
+    for text, expected in rows.items():
+        with pytest.raises(ValueError, match=expected):
             parse_windows(text)
     assert not any(parse_windows("00:00-24:00").is_open(wall_s) for wall_s in (1e18, -1e18, float("inf"), float("nan")))
 

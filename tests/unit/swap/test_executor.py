@@ -59,14 +59,14 @@ def end(world: World) -> None:
 
 @dataclass(frozen=True)
 class Failure:
-    """A run of scenario `name` that ends with `code` and says `said`, of which parts are left out at `…`.
+    """A run of scenario `name` that ends with `code` and prints `message`, of which parts are left out at `…`.
 
     `given` is changed before, and `at` names what happens at a call, or after one that ends with `>`. The node is
     released unless it `is_held`. What was loaded is loaded again, or `loaded` is.
     """
 
     name: str
-    said: str
+    message: str
     code: ExitCode
     given: Mapping[str, Any] = field(default_factory=dict)
     at: Mapping[str, Callable[[World], object] | Exception] = field(default_factory=dict)
@@ -137,7 +137,7 @@ FAILURES = {
 def test_a_failure_is_named_and_leaves_the_old_driver_or_a_held_node(failure: Failure) -> None:
     world = failure.world()
     before, services = dict(world.host.loaded), dict(world.host.services)
-    outcome = world.ended(failure.code, *failure.said.split("…"))
+    outcome = world.ended(failure.code, *failure.message.split("…"))
     assert (world.is_held, world.is_released) == (failure.is_held, not failure.is_held)
     assert ("stays paused" in outcome.what) is failure.is_held
     assert world.host.loaded == (before if failure.loaded is None else failure.loaded)
@@ -170,21 +170,21 @@ def test_the_wait_for_a_device_logs_its_holders_every_half_minute() -> None:
     world.clock.after(30.0, world.host.stuck_users.clear)
     world.ended()
     assert world.clock.now == pytest.approx(1_030, abs=0.3)
-    said = [text for text in world.reporter.infos if "device in use" in text]
-    assert [text.partition(": unread")[0] for text in said] == [in_use]
+    lines = [text for text in world.reporter.infos if "device in use" in text]
+    assert [text.partition(": unread")[0] for text in lines] == [in_use]
     world = made(PEER, device_free_timeout_s=100.0, stuck_users={"rebellions": 1})
     world.clock.after(80.0, world.host.stuck_users.clear)
     world.ended()
-    said = [line for line in world.reporter.infos if line.startswith("still waiting")]
-    assert [line.partition(" more: ")[2][: len(in_use)] for line in said] == [in_use] * 2
+    lines = [line for line in world.reporter.infos if line.startswith("still waiting")]
+    assert [line.partition(" more: ")[2][: len(in_use)] for line in lines] == [in_use] * 2
 
 
 @pytest.mark.parametrize("offers", [{NEW_ROOT: "2.0", OLD_ROOT: "1.0"}, {}])
 def test_a_partial_unload_is_undone_or_reported_to_last(offers: dict[str, str]) -> None:
-    said = "rebellions_peer loaded again" if offers else "rebellions_peer stay unloaded: their root is not known"
+    message = "rebellions_peer loaded again" if offers else "rebellions_peer stay unloaded: their root is not known"
     world = made(CONTAINER, driver_root=OLD_ROOT, offers=offers).on("unload rebellions_peer", busy, after=True)
     world.ended(BUSY)
-    assert said in (*world.reporter.infos, *world.reporter.warnings)
+    assert message in (*world.reporter.infos, *world.reporter.warnings)
 
 
 @pytest.mark.parametrize(("name", "fault"), [(MANAGER, "broken"), (PEER, "sick")])
@@ -222,8 +222,8 @@ def test_a_peer_is_loaded_again_from_the_new_root_or_a_warning_names_it(peer: st
     world.host.needs[peer] = ("rebellions",)
     world.ended()
     assert world.host.loaded == dict.fromkeys({*NEW, peer} - lacking, "2.0")
-    said = [f"{peer} was loaded before and is not now" in text for text in world.reporter.warnings]
-    assert said == [True] * is_lacking
+    lines = [f"{peer} was loaded before and is not now" in text for text in world.reporter.warnings]
+    assert lines == [True] * is_lacking
 
 
 def test_what_the_root_brought_back_by_itself_is_not_loaded_twice() -> None:
@@ -238,7 +238,7 @@ CHANGED = "module parameters differ from those of the driver before: "
 
 
 @pytest.mark.parametrize(
-    ("name", "now", "said"),
+    ("name", "now", "message"),
     [
         (MANAGER, BEFORE, ""),
         (MANAGER, {**BEFORE, "rebellions.new": "5"}, ""),
@@ -249,10 +249,12 @@ CHANGED = "module parameters differ from those of the driver before: "
         ("first_install_by_manager", BEFORE, ""),
     ],
 )
-def test_parameters_that_the_new_driver_does_not_have_are_reported(name: str, now: dict[str, str], said: str) -> None:
+def test_parameters_that_the_new_driver_does_not_have_are_reported(
+    name: str, now: dict[str, str], message: str
+) -> None:
     world = made(name, tunables={"1.0": BEFORE, "2.0": now})
     world.ended()
-    expected = [f"{CHANGED}{said} To keep one, set it in modprobe.d on the host."] if said else []
+    expected = [f"{CHANGED}{message} To keep one, set it in modprobe.d on the host."] if message else []
     assert world.reporter.warnings == expected
 
 
@@ -456,8 +458,8 @@ def test_a_pod_that_still_sees_the_root_of_a_dead_container_is_named(before: str
     world.cluster.add_pod(pod("exporter", uid="uid-e"))
     world.given(seen_before=tuple(before.split()), seen_after=tuple(after.split())).ended()
     assert world.host.mounts == []
-    said = [line.partition(": restart it")[0] for line in world.reporter.warnings]
-    assert said == ([f"{named} still sees the old driver root"] if named else [])
+    lines = [line.partition(": restart it")[0] for line in world.reporter.warnings]
+    assert lines == ([f"{named} still sees the old driver root"] if named else [])
 
 
 DRIVER_WORK = ("unload", "load", "reload", "unmount", "remove", "write")
@@ -559,7 +561,7 @@ def rebooted(loaded: Mapping[str, str]) -> World:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "said"),
+    ("scenario", "expected"),
     [
         (SCENARIOS[MANAGER], "done: driver 2.0 loaded ("),
         (SCENARIOS[CONTAINER], "done: the driver was unloaded ("),
@@ -573,9 +575,9 @@ def rebooted(loaded: Mapping[str, str]) -> World:
         (partial(rebooted, {}), "done: an earlier reboot request was cleared ("),
     ],
 )
-def test_the_last_line_says_what_a_run_has_done(scenario: Callable[[], World], said: str) -> None:
+def test_the_last_line_says_what_a_run_has_done(scenario: Callable[[], World], expected: str) -> None:
     world = scenario()
-    assert world.ended().what.startswith(said)
+    assert world.ended().what.startswith(expected)
     assert "patch" not in world.killer.calls or scenario is not left_ready
 
 

@@ -189,9 +189,9 @@ def test_a_hosts_own_driver_asks_for_no_reboot_at_any_boot() -> None:
 def test_a_reboot_after_which_another_driver_is_loaded_again_is_not_asked_for_again(loader: Loader, known: str) -> None:
     world = by_reboot(loader=loader, driver_root=NEW_ROOT, offers={NEW_ROOT: "24.0"})
     world.ended(REBOOT)
-    said = f"the node has rebooted for driver {NEW_DIGEST} since that was requested"
+    message = f"the node has rebooted for driver {NEW_DIGEST} since that was requested"
     for _ in range(2):
-        boot(world, digest=known).ended(ExitCode.MODULE_FAILED, said, remedy=PATHS.reboot_wish)
+        boot(world, digest=known).ended(ExitCode.MODULE_FAILED, message, remedy=PATHS.reboot_wish)
         assert not asks(world), "what asked for the last reboot is taken back"
     assert requests(world) == 1
 
@@ -363,14 +363,14 @@ def test_after_sigterm_while_it_waits_for_the_new_drivers_device_it_finishes_the
 
 
 @pytest.mark.parametrize(
-    ("fault", "said", "then"),
+    ("fault", "expected", "then"),
     [("broken", "cannot be loaded", ExitCode.MODULE_FAILED), ("sick", "there is no old driver to go back to", REBOOT)],
 )
 def test_a_driver_that_does_not_load_or_work_leaves_a_node_free_to_reboot(
-    fault: str, said: str, then: ExitCode
+    fault: str, expected: str, then: ExitCode
 ) -> None:
     world = fresh(**{fault: {"24.0"}})
-    world.ended(ExitCode.MODULE_FAILED, said)
+    world.ended(ExitCode.MODULE_FAILED, expected)
     assert world.state().annotations == {}, "nothing reboots a node that is taken"
     world.again(then)
     assert world.host.unload_attempts == []

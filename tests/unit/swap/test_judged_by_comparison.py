@@ -97,7 +97,7 @@ BACK = f"; the old driver {OLD} is loaded again"
 
 
 @pytest.mark.parametrize(
-    ("vendor", "prepare", "code", "version", "said"),
+    ("vendor", "prepare", "code", "version", "expected"),
     [
         # gpu-operator#285, #20: nvidia-smi ends with 14 on a GPU that works, with both drivers.
         ("nvidia", two_drivers(WARNED, WARNED, 1), 0, NEW, f"driver {NEW} loaded"),
@@ -113,15 +113,15 @@ BACK = f"; the old driver {OLD} is loaded again"
     ids=["remark", "bad-before", "worse", "lost", "slow"],
 )
 def test_a_swap_is_judged_by_what_got_worse(
-    tmp_path: Path, vendor: str, prepare: Callable[[HostTree], None], code: int, version: str, said: str
+    tmp_path: Path, vendor: str, prepare: Callable[[HostTree], None], code: int, version: str, expected: str
 ) -> None:
     with by_hand(tmp_path, prepare, vendor) as node:
         found = node.call("reconcile-driver-state")
         assert (found[0], node.tree.driver_version) == (code, version), found[1]
-        assert said in found[1]
+        assert expected in found[1]
         assert not is_paused(node)
         outcome = json.loads(node.cluster.node()["metadata"]["annotations"][node.tree.profile.keys.last_outcome])
-        assert said in outcome["what"], "also a warning after the swap is on the Node"
+        assert expected in outcome["what"], "also a warning after the swap is on the Node"
         kept = json.loads((node.tree.root / node.tree.profile.paths.baseline.lstrip("/")).read_text())
         assert kept["version"] == OLD
 
@@ -129,8 +129,8 @@ def test_a_swap_is_judged_by_what_got_worse(
 def test_a_plan_names_what_is_bad_before_the_swap(tmp_path: Path) -> None:
     with by_hand(tmp_path, two_drivers(ONE_SICK, ONE_SICK, 1, 2)) as node:
         for command in ("plan", "preflight"):
-            said = node.call(command)[1]
-            assert "rbln1 is `error` before the swap; this will not count against the new driver" in said
+            output = node.call(command)[1]
+            assert "rbln1 is `error` before the swap; this will not count against the new driver" in output
         assert not (node.tree.root / node.tree.profile.paths.baseline.lstrip("/")).exists(), "they change nothing"
 
 
@@ -147,9 +147,9 @@ def test_a_chip_that_is_not_ready_after_the_load_gets_time(tmp_path: Path) -> No
         put_tool(tree, NEW_ROOT, f"#!/bin/sh\n{counted}\n{slow}\ncat <<X\n{fake_tools.NPU_SMI_TABLE}\nX\n")
 
     with by_hand(tmp_path, prepare, "ascend") as node:
-        code, said = node.call("reconcile-driver-state")
-        assert (code, node.tree.driver_version) == (0, NEW), said
-        assert "not ready yet: npu-smi failed with -8012" in said
+        code, output = node.call("reconcile-driver-state")
+        assert (code, node.tree.driver_version) == (0, NEW), output
+        assert "not ready yet: npu-smi failed with -8012" in output
         assert not (node.tree.root / "var/lib/ascend/.reboot-required").exists()
 
 
@@ -203,10 +203,10 @@ def test_a_device_that_leaves_bus_and_tool_is_lost(tmp_path: Path) -> None:
             shutil.rmtree(node.tree.root / "sys/bus/pci/devices/0000:c2:00.0")
             put_tool(node.tree, node.tree.profile.paths.driver_root, prints(npus("normal")))
             time.sleep(6.0)
-            said = node.call("status")[1]
+            output = node.call("status")[1]
         assert any("wedged" in line and "0000:c2:00.0 is lost" in line for line in lines), lines
         assert not is_ready(node)
-        assert "0000:c2:00.0" in said
+        assert "0000:c2:00.0" in output
 
 
 def modules_loaded(tree: HostTree, *names: str) -> None:
@@ -218,14 +218,14 @@ def modules_loaded(tree: HostTree, *names: str) -> None:
     tree.record(OLD_DIGEST, OLD_ROOT, OLD)
 
 
-def check_disturbs_no_pod(node: ByHand, said: str) -> None:
+def check_disturbs_no_pod(node: ByHand, expected: str) -> None:
     """Raise AssertionError unless the driver is not uninstalled, for this reason, and every pod stays."""
     node.cluster.add_workload("train-0", app="train", resource="")
     pods = set(node.cluster.pods())
     options = {"DEVICE_FREE_TIMEOUT": "2s", "ENABLE_GPU_POD_EVICTION": "true", "DRIVER_LOAD": "container"}
     code, printed = node.call("uninstall_driver", **options)
     assert (code, set(node.cluster.pods()), is_paused(node)) == (4, pods, False), printed
-    assert said in printed
+    assert expected in printed
 
 
 DRM = {"nvidia": (), "nvidia_modeset": ("nvidia",), "nvidia_drm": ("nvidia_modeset",), "nvidia_uvm": ("nvidia",)}

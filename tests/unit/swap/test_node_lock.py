@@ -81,9 +81,9 @@ def test_what_this_run_took_or_an_earlier_one_left_is_given_back_after_a_failure
 
 def test_a_node_whose_old_driver_is_gone_is_held_with_its_journal() -> None:
     scene = Scene(loaded=False)
-    said = scene.settled()
-    assert "stays paused" in said
-    assert "resumes from the journal" in said
+    output = scene.settled()
+    assert "stays paused" in output
+    assert "resumes from the journal" in output
     assert scene.is_untouched
     scene = Scene(loaded=False)
     assert "released" in scene.settled(journal(cordoned=True)), "it had none"

@@ -193,7 +193,9 @@ def test_the_run_of_another_pod_counts_while_that_very_pod_is_there(pods: tuple[
 
 
 @pytest.mark.parametrize("runs", [True, False, None])
-def test_in_our_own_pod_and_by_hand_the_process_decides_and_off_the_node_the_answer_is_unknown(runs: bool | None) -> None:
+def test_in_our_own_pod_and_by_hand_the_process_decides_and_off_the_node_the_answer_is_unknown(
+    runs: bool | None,
+) -> None:
     for owner, own in ((IN_POD, driver_pod()), (PROCESS, None), (PROCESS, driver_pod())):
         assert alive(owner, driver_pod(), own=own, runs=runs) is runs, (owner, own)
     of_an_older_manager = Owner("rbln-system/driver-a", "driver-a")

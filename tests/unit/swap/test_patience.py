@@ -79,8 +79,8 @@ def test_a_process_that_lets_go_in_time_is_gone_before_the_pause_and_the_run_goe
     world.ended()
     assert taken == [pytest.approx(1_045.0, abs=0.5)]
     assert world.is_released
-    said = [line for line in world.reporter.infos if line.startswith("still waiting")]
-    assert said == ["still waiting, at most 30 s more: device in use: trainer (pid 4242) has /dev/rbln0 open"]
+    lines = [line for line in world.reporter.infos if line.startswith("still waiting")]
+    assert lines == ["still waiting, at most 30 s more: device in use: trainer (pid 4242) has /dev/rbln0 open"]
     world = hold(upgrade())  # it lets go, and another one opens the device
     world.clock.after(12.0, lambda: world.given(known_holders=(replace(TRAINER, pid=1, process="other"),)))
     world.ended(BUSY, "other (pid 1) has /dev/rbln0 open")
@@ -107,9 +107,9 @@ def stuck_operand(**changes: Any) -> World:
 def test_a_stuck_operand_is_named_with_everything_in_place_until_it_ends_after_all() -> None:
     world = stuck_operand()
     assert world.foretold is ExitCode.PODS_REMAIN
-    said = ("rbln-system/stuck: terminating, held by finalizer vendor/hold", "no pod was disturbed")
+    message = ("rbln-system/stuck: terminating, held by finalizer vendor/hold", "no pod was disturbed")
     for _ in range(2):
-        world.again(ExitCode.PODS_REMAIN, *said)
+        world.again(ExitCode.PODS_REMAIN, *message)
         assert is_untouched(world)
     assert NOTE not in world.host.files
     world.clock.after(40.0, lambda: world.cluster.remove_pod("stuck"))

@@ -49,8 +49,8 @@ def test_the_parts_of_an_undisturbed_swap_one_of_which_are_users_pods_that_leave
     unload_s, load_s, probe_s = SLOW.values()
     parts = {OutagePart.OPERANDS: 8.0, OutagePart.UNLOAD: unload_s, OutagePart.LOAD: load_s, OutagePart.PROBE: probe_s}
     assert on_node(world) == Outage(BEGAN_S, 8.0 + sum(SLOW.values()), parts)
-    said = "; users were without the device for 11.1 s: operands 8.0 s, unload 0.4 s, load 2.0 s, probe 0.7 s;"
-    assert said in outcome.what
+    message = "; users were without the device for 11.1 s: operands 8.0 s, unload 0.4 s, load 2.0 s, probe 0.7 s;"
+    assert message in outcome.what
     world = made("replace_with_workloads")
     world.ended()
     found = on_node(world)

@@ -51,12 +51,12 @@ Tenants = tuple[tuple[Pod, Tenant], ...]
 
 @dataclass(frozen=True)
 class Refused:
-    """A run that ends with `code`, names `said` and `remedy`, and leaves the node as it was.
+    """A run that ends with `code`, names `messages` and `remedy`, and leaves the node as it was.
 
     `tenants` are further pods, and `changes` are made to the world. Unless it `disturbs`, only its end is shown.
     """
 
-    said: tuple[str, ...]
+    messages: tuple[str, ...]
     tenants: Tenants = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
     remedy: str = ""
@@ -100,7 +100,7 @@ def test_who_may_not_be_evicted_is_named_and_the_node_is_as_it_was(row: Refused)
         world.cluster.add_tenant(one, tenant)
     for call, action in row.at.items():
         world.on(call, action)
-    world.ended(row.code, *row.said, remedy=row.remedy)
+    world.ended(row.code, *row.messages, remedy=row.remedy)
     assert_untouched(world)
     assert world.only_showed_its_end is not row.disturbs
     assert not {"tenant/held", "tenant/web", "tenant/spy"} & set(world.cluster.evicted)
@@ -409,9 +409,9 @@ def test_the_client_is_evicted_last_and_the_driver_is_swapped_in_the_gap() -> No
     world = clients(3.0)
     world.ended()
     assert (world.cluster.evicted[-1], clients_evicted(world)) == (CLIENT, [CLIENT])
-    said = f"client {CLIENT} (DaemonSet) was restarted: it held the driver that is being replaced"
+    message = f"client {CLIENT} (DaemonSet) was restarted: it held the driver that is being replaced"
     posted = [one for one in world.cluster.posted if one[0] == "DriverClientRestarted"]
-    assert posted == [("DriverClientRestarted", said, False)]
+    assert posted == [("DriverClientRestarted", message, False)]
     assert_untouched(world, driver="2.0")
 
 
@@ -420,8 +420,8 @@ def test_a_successor_that_is_faster_is_evicted_too_and_one_that_is_always_faster
     world.ended()
     assert clients_evicted(world) == [CLIENT, CLIENT + "+"]
     world = clients(*[0.0] * 10)
-    said = f"opened the device again before the driver could be unloaded, {ATTEMPTS} times"
-    world.ended(BUSY, said)
+    message = f"opened the device again before the driver could be unloaded, {ATTEMPTS} times"
+    world.ended(BUSY, message)
     assert len(clients_evicted(world)) == ATTEMPTS
     assert_untouched(world)
 
@@ -453,8 +453,8 @@ def block(world: World) -> None:
 def test_a_budget_that_would_refuse_the_client_disturbs_no_pod_and_in_the_gap_leaves_the_old_driver() -> None:
     world = clients()
     block(world)
-    said = f"the eviction of client(s) that hold the device would be refused now: {CLIENT}: "
-    assert world.ended(REMAIN).what.startswith(said)
+    message = f"the eviction of client(s) that hold the device would be refused now: {CLIENT}: "
+    assert world.ended(REMAIN).what.startswith(message)
     assert (world.cluster.evicted, world.only_showed_its_end) == ([], True)
     world = clients().on("evict", block, after=True)
     world.ended(REMAIN)

@@ -64,11 +64,11 @@ def test_a_reload_that_recovers_nothing_says_so(fault: dict[str, Any], was_sick:
     world.on("load rebellions", lambda one: one.given(**fault), after=True)
     if kill:
         world.killed("load rebellions_core")
-    said = "" if "sick" in fault and was_sick else "the reload did not recover it"
+    message = "" if "sick" in fault and was_sick else "the reload did not recover it"
     world.ended(ExitCode.DONE, "driver 2.0 loaded")
     outcome = world.node.annotations[PROFILE.keys.last_outcome]
-    assert said in outcome
-    assert ("as before the swap" in outcome) is not bool(said)
+    assert message in outcome
+    assert ("as before the swap" in outcome) is not bool(message)
     assert (world.host.loads, world.is_released) == (2, True)
     world.again(ExitCode.DONE, "nothing to do: driver is current")
 
@@ -119,7 +119,7 @@ def request(tree: HostTree, *, boot: str = "", load: str | None = None, reason: 
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("fields", "found"),
     [
         ({"reason": "rbln0 is error"}, "rbln0 is error"),
         ({"reason": ""}, ""),
@@ -129,9 +129,11 @@ def request(tree: HostTree, *, boot: str = "", load: str | None = None, reason: 
         ({"load": ""}, None),
     ],
 )
-def test_a_request_counts_in_its_boot_and_for_its_load(tmp_path: Path, said: dict[str, str], found: str | None) -> None:
+def test_a_request_counts_in_its_boot_and_for_its_load(
+    tmp_path: Path, fields: dict[str, str], found: str | None
+) -> None:
     tree = prepared(tmp_path)
-    request(tree, **said)
+    request(tree, **fields)
     host = seen(tree)
     assert (host.reload, REQUEST in host.artifacts) == (found, True)
     fake_tools.rmmod(tree.root, [PROFILE.modules.roots[0]])
@@ -171,8 +173,8 @@ def test_the_commands_show_the_request_and_one_run_reloads_the_driver(tmp_path: 
         request(node.tree, reason="rbln0 is error")
         for words in (("plan",), ("reconcile-driver-state", "--dry-run"), ("status",)):
             assert WHY in node.call(*words)[1], words
-        code, said = node.call("reconcile-driver-state")
-        assert (code, WHY in said) == (0, True), said
+        code, output = node.call("reconcile-driver-state")
+        assert (code, WHY in output) == (0, True), output
         assert loaded(node.tree) not in ("", before)
         assert not node.tree.inside(REQUEST).exists()
         assert "nothing to do: driver is current" in node.call("reconcile-driver-state")[1]

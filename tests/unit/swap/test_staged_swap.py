@@ -105,27 +105,31 @@ def with_pods(now: Situation, *pods: Pod) -> Situation:
     return replace(now, obs=replace(now.obs, pods=replace(now.obs.pods, pods=pods)))
 
 
-def test_only_a_pod_that_has_the_old_root_itself_is_bounced_by_a_first_install_or_reported_to_see_the_old_tree() -> None:
+def test_only_a_pod_that_has_the_old_root_itself_is_bounced_by_a_first_install_or_reported_to_see_the_old_tree() -> (
+    None
+):
     for path, is_paused in ((f"{ROOT}/usr", True), ("/opt", False)):
         now = with_pods(situation(swap_to_a_slot().given(loaded={})), pod("plugin", PLUGIN, host_paths=(path,)))
         assert ("wait for operands" in names(plan(now))) is is_paused, path
     now = situation(swap_to_a_slot())
     now = with_pods(now, *now.obs.pods.pods, pod("stays", host_paths=(ROOT,)))
-    (said,) = (line for line in plan(now).warnings if "old driver tree" in line)
-    assert said.startswith(f"rbln-system/stays mount {ROOT}")
+    (output,) = (line for line in plan(now).warnings if "old driver tree" in line)
+    assert output.startswith(f"rbln-system/stays mount {ROOT}")
 
 
 @pytest.mark.parametrize(
-    ("scenario", "changes", "said"),
+    ("scenario", "changes", "expected"),
     [
         (swap_to_a_slot, {"problems": {NEW_DIGEST: "it is for kernel 5.10"}}, "for kernel 5.10"),
         (swap_to_a_slot, {"obstacle": "it is a mount point"}, "it is a mount point"),
         (swap_a_folder_for_a_slot, {"is_fixed": True}, "cannot be exchanged"),
     ],
 )
-def test_an_unusable_slot_is_refused_before_the_window(scenario: Scenario, changes: dict[str, Any], said: str) -> None:
+def test_an_unusable_slot_is_refused_before_the_window(
+    scenario: Scenario, changes: dict[str, Any], expected: str
+) -> None:
     world = scenario().given(**changes)
-    world.ended(ExitCode.PREFLIGHT_FAILED, said)
+    world.ended(ExitCode.PREFLIGHT_FAILED, expected)
     check_old(world)
     assert not [effect for effect in world.killer.effects if effect.startswith(("unload", "flip"))]
 

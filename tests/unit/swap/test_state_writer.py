@@ -78,21 +78,23 @@ def test_a_replacement_takes_two_patches_which_say_upgrading_and_ready() -> None
 
 
 @pytest.mark.parametrize(
-    ("bad", "state", "left", "said"),
+    ("bad", "state", "left", "expected"),
     [
         ({"2.0"}, NodeState.FAILED, "1.0", "the old driver 1.0 is loaded again"),
         ({"1.0", "2.0"}, NodeState.HELD, "", "the next run resumes from the journal"),
     ],
 )
-def test_a_held_node_is_shown_as_held_by_one_patch_more(bad: set[str], state: NodeState, left: str, said: str) -> None:
+def test_a_held_node_is_shown_as_held_by_one_patch_more(
+    bad: set[str], state: NodeState, left: str, expected: str
+) -> None:
     world = upgrade(broken=bad)
-    world.ended(ExitCode.MODULE_FAILED, said)
+    world.ended(ExitCode.MODULE_FAILED, expected)
     assert world.is_held is (state is NodeState.HELD)
     assert patched(world) == ["upgrading", state.value]
     found = outcome(world)
     shown = (found.state, found.exit_code, found.step, found.digest, found.version)
     assert shown == (state, 5, "load modules", NEW_DIGEST, left)
-    assert said in found.what
+    assert expected in found.what
     assert "dmesg" in found.remedy
 
 
@@ -230,8 +232,8 @@ def test_after_sigterm_a_run_that_holds_the_node_sends_no_patch_of_its_own_and_o
 def test_a_state_that_cannot_be_written_is_a_warning_and_no_other_exit_code(error: type[Exception]) -> None:
     world = impossible(is_shown=False)
     world.on("patch", error("the API server refused to patch nodes", "Give this account the verb.")).ended(REFUSED)
-    said = "the end of this run is not shown on the Node: the API server refused to patch nodes"
-    assert said in world.reporter.warnings
+    message = "the end of this run is not shown on the Node: the API server refused to patch nodes"
+    assert message in world.reporter.warnings
     assert world.state().shown == NOTHING_SHOWN
     world = upgrade().on("pods", ApiUnavailable("the API server gave no usable answer", "Check it."))
     world.ended(ExitCode.API_UNAVAILABLE)
@@ -274,8 +276,8 @@ def test_a_node_held_for_a_driver_that_does_not_work_stays_so_through_a_run_that
     world = upgrade(sick={"2.0"}).on("probe", lambda one: one.given(sick={"2.0", "1.0"}))
     world.ended(ExitCode.MODULE_FAILED)
     assert world.is_held
-    said = "the node stays paused, because an earlier run left a driver that was not verified"
-    ended = hold_device(world).again(ExitCode.DRIVER_BUSY, said)
+    message = "the node stays paused, because an earlier run left a driver that was not verified"
+    ended = hold_device(world).again(ExitCode.DRIVER_BUSY, message)
     assert "no pod was disturbed" not in ended.what
     assert "the next run waits until" not in ended.remedy, "it goes on at once"
     assert (world.is_held, world.state().shown) == (True, Shown("held", 4, NEW_DIGEST))

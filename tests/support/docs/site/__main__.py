@@ -72,8 +72,8 @@ def mermaid(folder: Path) -> bytes:
     if not kept.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as fresh:
-            said = _ran("npm", "pack", "--silent", "--pack-destination", fresh, MERMAID)
-            Path(fresh, said.split()[-1]).replace(kept)
+            output = _ran("npm", "pack", "--silent", "--pack-destination", fresh, MERMAID)
+            Path(fresh, output.split()[-1]).replace(kept)
     digest = base64.b64encode(hashlib.sha512(kept.read_bytes()).digest())
     if f"sha512-{digest.decode()}" != INTEGRITY:
         kept.unlink()

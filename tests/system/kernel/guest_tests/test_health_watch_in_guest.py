@@ -93,15 +93,15 @@ def test_a_probe_that_kill_does_not_reach_is_left_alone_counted_and_never_double
     env = {"PATH": os.environ["PATH"], "LOG_FORMAT": "text", "TERMINATION_LOG": "/absent"}
     watch = Forked(("health-watch", *options, "--metrics-textfile", str(textfile)), env, tmp_path)
 
-    def said() -> str:
+    def logged() -> str:
         return log.read_text() if log.exists() else ""
 
-    wait_until(lambda: "done: withdraw the ready marker" in said(), said)
+    wait_until(lambda: "done: withdraw the ready marker" in logged(), logged)
     (pid,) = tool.starts
     assert state_of(pid) == "D"
-    assert "timed out" not in said(), "the first sample of a load has time, and its end is unknown"
-    assert f"(process {pid}) is stuck in the kernel" in said()
-    assert "suspect(2) → wedged" in said()
+    assert "timed out" not in logged(), "the first sample of a load has time, and its end is unknown"
+    assert f"(process {pid}) is stuck in the kernel" in logged()
+    assert "suspect(2) → wedged" in logged()
     assert not READY.exists()
     wait_until(lambda: "driver_manager_probe_stuck 1.0" in textfile.read_text(), textfile.read_text)
     assert "driver_manager_probe_abandoned_total 1.0" in textfile.read_text()

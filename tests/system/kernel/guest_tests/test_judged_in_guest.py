@@ -84,8 +84,8 @@ def test_a_new_driver_is_judged_by_what_got_worse(
     loaded_from(old)
     ended = edu.reconcile(with_tool(roots["v2"], tmp_path, after(good, bad)))
     assert (ended.code, module_fact("rebellions", "version")) == (code, version), ended.err
-    said = f"rbln-{bad} is error, as before the swap" if not code else f"{good[0]} is missing"
-    assert said in ended.err
+    message = f"rbln-{bad} is error, as before the swap" if not code else f"{good[0]} is missing"
+    assert message in ended.err
     assert_given_back(edu)
 
 

@@ -170,9 +170,7 @@ def test_the_kernel_does_not_look_for_firmware_in_the_driver_root_and_a_warning_
 
 
 @pytest.mark.shares(3)
-def test_firmware_in_the_configured_folder_is_found(
-    command: Command, roots: DriverRoots, with_firmware: Path
-) -> None:
+def test_firmware_in_the_configured_folder_is_found(command: Command, roots: DriverRoots, with_firmware: Path) -> None:
     old_driver(roots)
     CUSTOM_PATH.write_text(f"{with_firmware}/lib/firmware")
     done = command.reconcile(with_firmware)

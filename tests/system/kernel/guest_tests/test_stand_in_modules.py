@@ -40,9 +40,9 @@ def test_a_module_in_use_names_its_holders_counts_them_and_cannot_be_removed(roo
     modprobe(roots["v1"], "rebellions")
     assert (holders("rebellions_core"), holders("rebellions")) == (["rebellions"], [])
     assert (module_fact("rebellions_core", "refcnt"), module_fact("rebellions", "refcnt")) == ("1", "0")
-    said = rmmod("rebellions_core")
-    assert said.status != 0
-    assert "Module rebellions_core is in use by: rebellions" in said.stderr
+    done = rmmod("rebellions_core")
+    assert done.status != 0
+    assert "Module rebellions_core is in use by: rebellions" in done.stderr
     with holding_open():
         assert module_fact("rebellions", "refcnt") == "1"
         assert rmmod("rebellions") == Said(1, "rmmod: ERROR: Module rebellions is in use\n")
@@ -95,7 +95,7 @@ def test_two_versions_can_have_equal_source_checksums(roots: DriverRoots) -> Non
 
 
 @pytest.mark.parametrize(
-    ("variant", "options", "said", "is_core_left"),
+    ("variant", "options", "expected", "is_core_left"),
     [
         ("wrong-kernel", (), "could not insert 'rebellions': Exec format error", False),
         ("absent-kernel", (), "Module rebellions not found in directory {root}/lib/modules/", False),
@@ -106,11 +106,11 @@ def test_two_versions_can_have_equal_source_checksums(roots: DriverRoots) -> Non
     ],
 )
 def test_a_failed_load_says_why_and_may_leave_the_dependency_loaded(
-    roots: DriverRoots, variant: str, options: tuple[str, ...], said: str, is_core_left: bool
+    roots: DriverRoots, variant: str, options: tuple[str, ...], expected: str, is_core_left: bool
 ) -> None:
     failed = run("modprobe", "-d", roots[variant], "rebellions", *options)
     assert failed.status == 1
-    assert said.format(root=roots[variant]) in failed.stderr
+    assert expected.format(root=roots[variant]) in failed.stderr
     assert (is_loaded("rebellions"), is_loaded("rebellions_core")) == (False, is_core_left)
     assert not DEVICE.exists()
     if is_core_left:
@@ -128,6 +128,6 @@ def test_another_release_in_vermagic_alone_does_not_stop_a_kernel_with_modversio
 
 
 def test_a_missing_parent_module_is_an_unknown_symbol(roots: DriverRoots) -> None:
-    said = run("insmod", roots.module_file("v1", "rebellions"))
-    assert said.status == 1
-    assert "Unknown symbol in module" in said.stderr
+    done = run("insmod", roots.module_file("v1", "rebellions"))
+    assert done.status == 1
+    assert "Unknown symbol in module" in done.stderr

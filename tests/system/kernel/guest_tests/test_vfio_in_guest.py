@@ -114,7 +114,7 @@ def test_a_device_that_a_process_has_is_never_unbound_and_the_process_is_named(
         assert edu.run(TO_MACHINES).code == 0, "those that are on vfio may be in use"
         assert_given_back(edu)
         waiting = edu.start(TO_CONTAINERS, DRIVER_ROOT=str(roots["v2"]), DEVICE_FREE_TIMEOUT="4m")
-        wait_until(lambda: "VM web" in waiting.said(), "the run waits for it", RUN_TIMEOUT_S)
+        wait_until(lambda: "VM web" in waiting.output(), "the run waits for it", RUN_TIMEOUT_S)
         assert user.uses() == EDU_PCI_VENDOR
     assert (waiting.end().code, drivers()) == (0, all_on(NATIVE))
 

@@ -49,7 +49,7 @@ def test_a_held_device_is_reported_with_its_holder_and_waited_for(command: Comma
         assert_given_back(command)
         version = command.node.read()["metadata"]["resourceVersion"]
         waiting = command.start("reconcile-driver-state", DRIVER_ROOT=str(roots["v2"]), DEVICE_FREE_TIMEOUT="4m")
-        wait_until(lambda: "before anything is changed" in waiting.said(), "the run waits", RUN_TIMEOUT_S)
+        wait_until(lambda: "before anything is changed" in waiting.output(), "the run waits", RUN_TIMEOUT_S)
         assert command.node.read()["metadata"]["resourceVersion"] == version, "it disturbed the node meanwhile"
     assert waiting.end().code == 0
     assert module_fact("rebellions", "version") == "2.0.1"
