@@ -66,10 +66,10 @@ def refused(driver: EntryProgram, expected: str, *words: str, **env: str) -> Non
     assert (done.returncode, expected in done.stderr) == (1, True), done.stderr
 
 
-@pytest.mark.parametrize("told", [SEVERAL, SEVERAL.replace(" ", "\n") + "\n"], ids=["one line", "a line for each"])
+@pytest.mark.parametrize("modules", [SEVERAL, SEVERAL.replace(" ", "\n") + "\n"], ids=["one line", "a line for each"])
 @pytest.mark.parametrize("driver", ["sample", "rebellions"], indirect=True)
-def test_several_modules_are_loaded_in_the_order_that_is_given(driver: EntryProgram, told: str) -> None:
-    assert driver.ended(driver.start(DRIVER_MODULES=told), DRIVER_MODULES=told) == 0
+def test_several_modules_are_loaded_in_the_order_that_is_given(driver: EntryProgram, modules: str) -> None:
+    assert driver.ended(driver.start(DRIVER_MODULES=modules), DRIVER_MODULES=modules) == 0
     assert driver.loaded() == SEVERAL.split()
     assert driver.state.read_text() == "new\n"
 

@@ -126,9 +126,9 @@ def test_the_script_refuses_what_is_not_committed(tmp_path: Path) -> None:
 
 @pytest.mark.submission
 def test_the_help_of_the_script_names_every_file_of_a_release(release: Path) -> None:
-    told = subprocess.run([CHECKOUT / "scripts/release", "--help"], capture_output=True, text=True, check=True).stdout
+    help_text = subprocess.run([CHECKOUT / "scripts/release", "--help"], capture_output=True, text=True, check=True).stdout
     for name in contents(release):
         plain = re.sub(r"-(rollout|namespace|admission-policy)\b", "", name).replace(VERSION, "<version>")
-        assert plain in told, name
+        assert plain in help_text, name
         for part in re.findall(r"-(?:rollout|namespace|admission-policy)\b", name):
-            assert f"{part} " in told, name
+            assert f"{part} " in help_text, name

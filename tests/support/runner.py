@@ -254,15 +254,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--release", action="store_true")
     parser.add_argument("--part", action="append", default=[])
     parser.add_argument("--share")
-    told, rest = parser.parse_known_args(argv)
+    options, rest = parser.parse_known_args(argv)
     LOGS.mkdir(parents=True, exist_ok=True)
-    run = RELEASE if told.release or told.part else SUBMISSION if told.all else QUICK
-    if run == QUICK and (rest or told.share):
-        return named([*(["--share", told.share] if told.share else []), *rest])
-    if rest or (told.all and run == RELEASE):
+    run = RELEASE if options.release or options.part else SUBMISSION if options.all else QUICK
+    if run == QUICK and (rest or options.share):
+        return named([*(["--share", options.share] if options.share else []), *rest])
+    if rest or (options.all and run == RELEASE):
         print(f"test: --all and --release take no tests: {' '.join(rest)}", file=sys.stderr)
         return 2
-    return whole(run, told.part, told.share)
+    return whole(run, options.part, options.share)
 
 
 def named(arguments: Sequence[str]) -> NoReturn:

@@ -34,7 +34,7 @@ NAME = "driver"
 LABEL = {"accelerator": "true"}
 TOKEN = "of-the-controller"
 SITE = Path(__file__).parents[2] / "support/control_plane/pod_site"
-SAID = "kubelet has what it needs, as its message says at some length on every one of all the nodes"
+MESSAGE = "kubelet has what it needs, as its message says at some length on every one of all the nodes"
 IMAGES, LABELS = 50, 40
 """A kubelet reports 50 images (kubelet, nodeStatusMaxImages); node-feature-discovery makes some dozens of labels."""
 
@@ -49,8 +49,8 @@ def heavy_node(name: str) -> Obj:
     images = [{"names": those, "sizeBytes": number * 10**6} for number, those in enumerate(names)]
     body = slim_node(name)
     body["metadata"]["labels"] |= labels
-    body["metadata"] |= {"managedFields": [managed], "annotations": {"csi.volume/nodeid": SAID, "node.alpha/ttl": "0"}}
-    well = {"status": "False", "reason": "AllIsWell", "message": SAID, "lastHeartbeatTime": "2026-01-02T03:04:05Z"}
+    body["metadata"] |= {"managedFields": [managed], "annotations": {"csi.volume/nodeid": MESSAGE, "node.alpha/ttl": "0"}}
+    well = {"status": "False", "reason": "AllIsWell", "message": MESSAGE, "lastHeartbeatTime": "2026-01-02T03:04:05Z"}
     pressures = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
     body["status"]["conditions"] += [{"type": kind, **well} for kind in pressures]
     body["status"] |= {"images": images, "addresses": [{"type": "Hostname", "address": name}]}
@@ -58,7 +58,7 @@ def heavy_node(name: str) -> Obj:
 
 
 def slim_node(name: str) -> Obj:
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": SAID}
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": MESSAGE}
     return {
         "metadata": {"name": name, "labels": {**LABEL, "kubernetes.io/hostname": name}},
         "status": {"nodeInfo": {"bootID": f"boot-of-{name}"}, "conditions": [ready]},

@@ -26,22 +26,22 @@ def main() -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--draw", action="store_true")
     parser.add_argument("--base", default=os.environ.get("TEST_BASE") or draw.BASE)
-    told = parser.parse_args()
-    if told.draw:
+    options = parser.parse_args()
+    if options.draw:
         end = time.monotonic() + draw.SECONDS
-        drawn = draw.draw(MUTANTS.values(), CHECKOUT, told.base)
+        drawn = draw.draw(MUTANTS.values(), CHECKOUT, options.base)
         print(drawn.why, flush=True)
-        return tried(drawn.in_turn(), told.jobs, end)
-    by_rule = {name: named(name) for name in told.names if ".py:" in name}
-    unknown = [name for name in told.names if not by_rule.get(name) and name not in MUTANTS]
+        return tried(drawn.in_turn(), options.jobs, end)
+    by_rule = {name: named(name) for name in options.names if ".py:" in name}
+    unknown = [name for name in options.names if not by_rule.get(name) and name not in MUTANTS]
     if unknown:
         print(f"mutants: no such mutant: {', '.join(unknown)}; --list shows all", file=sys.stderr)
         return 2
-    wanted = [mutant for name in told.names or MUTANTS for mutant in by_rule.get(name) or [MUTANTS[name]]]
-    if told.list:
+    wanted = [mutant for name in options.names or MUTANTS for mutant in by_rule.get(name) or [MUTANTS[name]]]
+    if options.list:
         print("\n".join(f"{mutant.name:<32} {mutant.breaks}" for mutant in wanted))
         return 0
-    return tried(wanted, told.jobs)
+    return tried(wanted, options.jobs)
 
 
 def named(name: str) -> Sequence[Mutant]:

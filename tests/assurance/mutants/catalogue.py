@@ -353,7 +353,7 @@ core/swap/run.py, by unit/swap/test_reconcile_window.py::test_the_run_after_one_
 +log.disturbs(clock.wall(), clock.monotonic())
 
 evicts-after-the-end: an eviction is not repeated after its run has stopped
-adapters/kube/node.py, by unit/adapters/test_kube_node.py::test_nobody_repeats_a_request_once_the_caller_has_stopped
+adapters/kube/node.py, by unit/adapters/test_kube_node.py::test_no_request_is_repeated_once_the_caller_has_stopped
 -        self._clock.end()
 
 end-in-a-patch-of-its-own: the outcome of a run is written in the patch that releases the node

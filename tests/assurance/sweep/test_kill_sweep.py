@@ -47,13 +47,13 @@ def test_every_path_has_writes_to_the_api_and_to_the_host(recordings: Record) ->
 
 
 def test_writes_to_device_attributes_are_among_the_effects(recordings: Record) -> None:
-    for name, told in (
+    for name, attribute in (
         ("to-virtual-machines", "drivers_probe"),
         ("back-from-virtual-machines", f"devices/{DEVICES[0]}/driver/unbind"),
     ):
         effects = [effect.name for effect in recordings(BY_NAME[name]).effects]
         overrides = [f"write /sys/bus/pci/devices/{device}/driver_override" for device in DEVICES]
-        assert {*overrides, f"write /sys/bus/pci/{told}"} <= set(effects), effects
+        assert {*overrides, f"write /sys/bus/pci/{attribute}"} <= set(effects), effects
 
 
 def test_before_means_that_nothing_has_happened_and_after_that_all_of_it_has(

@@ -373,7 +373,7 @@ class SkippingClock(SystemClock):
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """How a command ended: its code, what it logged, and what it left for `kubectl describe pod`."""
 
     code: int
@@ -384,7 +384,7 @@ class Said:
 
 def run(
     argv: Sequence[str], env: Mapping[str, str], tree: HostTree, folder: Path, settle: Callable[[], object]
-) -> Said:
+) -> CommandResult:
     """Run `driver-manager argv` on `tree` with `env` as its whole environment; `folder` is for the termination log.
 
     Each of its pauses ends when `settle` returns.
@@ -406,7 +406,7 @@ def run(
         code = main.run(list(argv))
     records = [json.loads(line) for line in err.getvalue().splitlines() if line.startswith("{")]
     errors = tuple(record["message"] for record in records if record["level"] == "error")
-    return Said(code, errors, out.getvalue() + err.getvalue(), log.read_text())
+    return CommandResult(code, errors, out.getvalue() + err.getvalue(), log.read_text())
 
 
 @contextlib.contextmanager
@@ -495,9 +495,9 @@ class Bench:
                 problems += _of_state("the run", record.after, after)
             else:
                 problems += self._of_failure(scene, done, record, before, after)
-        return Verdict(cell, done.code, _told(cell, fault, done, problems), requests)
+        return Verdict(cell, done.code, _problems(cell, fault, done, problems), requests)
 
-    def _of_failure(self, scene: Scene, output: Said, record: Record, before: State, after: State) -> Iterator[str]:
+    def _of_failure(self, scene: Scene, output: CommandResult, record: Record, before: State, after: State) -> Iterator[str]:
         """Given back, held and said so, or as after a good end whose answer was lost; the next run ends as ever."""
         if after != record.after:
             if not is_as_before(after, before) and not is_taken(after):
@@ -536,7 +536,7 @@ class Bench:
             "KUBERNETES_SERVICE_PORT": str(url.port),
         }
 
-    def _run(self, scene: Scene, server: str, cell: Cell | None = None) -> Said:
+    def _run(self, scene: Scene, server: str, cell: Cell | None = None) -> CommandResult:
         wait_s, budget_s = (cell.wait_s, cell.by.budget_s) if cell else (KINDS[0].wait_s, KINDS[0].budget_s)
         waits = dict.fromkeys(("POD_TERMINATION_TIMEOUT", "POD_EVICTION_TIMEOUT", "OPERATOR_TIMEOUT"), f"{wait_s}s")
         env = {**scene.env, **waits, "API_TIMEOUT": f"{budget_s}s", **self._account(scene, server)}
@@ -554,7 +554,7 @@ def enumerate_requests(exchanges: Sequence[Exchange]) -> tuple[Asked, ...]:
     return tuple(found)
 
 
-def _of_end(cell: Cell, output: Said, record: Record) -> Iterator[str]:
+def _of_end(cell: Cell, output: CommandResult, record: Record) -> Iterator[str]:
     wanted = code_of(cell, record.code)
     if output.code != wanted:
         yield f"exit code {output.code}, not {wanted}"
@@ -585,7 +585,7 @@ def _of_state(whose: str, wanted: State, now: State) -> Iterator[str]:
         yield f"{whose} is shown as {now.shown}, not as {wanted.shown}"
 
 
-def _of_what_is_shown(output: Said, before: State, after: State) -> Iterator[str]:
+def _of_what_is_shown(output: CommandResult, before: State, after: State) -> Iterator[str]:
     """A failure is shown as one, or nothing is where the Node could not be patched; a taken node is held or at work."""
     word, code = after.shown
     if is_taken(after):
@@ -596,7 +596,7 @@ def _of_what_is_shown(output: Said, before: State, after: State) -> Iterator[str
         yield f"exit code {output.code} is shown as {after.shown}"
 
 
-def _told(cell: Cell, fault: Fault, output: Said, problems: Sequence[str]) -> tuple[str, ...]:
+def _problems(cell: Cell, fault: Fault, output: CommandResult, problems: Sequence[str]) -> tuple[str, ...]:
     return (*problems, f"script: {fault}", f"last line: {output.last_line}") if problems else ()
 
 

@@ -195,7 +195,7 @@ class ForkedCommand:
         out, last = (self.folder / "out").read_text(), self._last_line.read_text()
         return Ended(self._code, out, self.log, last, self._at_s, self._at_s - self._began_s)
 
-    def told(self, words: Mapping[str, Any]) -> None:
+    def take(self, words: Mapping[str, Any]) -> None:
         with self._changed:
             if "stopped" in words:
                 self._stops += 1
@@ -266,7 +266,7 @@ class ForkServer:
                     self._by_pid[run.pid] = run
                     self._began.notify_all()
                 run = self._by_pid[words["pid"]]
-            run.told(words)
+            run.X(words)
 
 
 @contextlib.contextmanager

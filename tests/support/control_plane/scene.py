@@ -77,11 +77,11 @@ class NodeScene:
         orders: Orders = PLAIN,
     ) -> ForkedCommand:
         """Start a reconcile, or another command, in our own pod unless `env` says otherwise."""
-        told = self.command_runner.environment(**{"POD_NAME": self.own.name, **self.env, **env})
+        environment = self.command_runner.environment(**{"POD_NAME": self.own.name, **self.env, **env})
         argv = [command, *arguments]
         last_line = self.command_runner.new_last_line()
         server = self.world.plane.fork_server
-        return server.start(argv, told, last_line, replace(orders, mutant=self.mutant))
+        return server.start(argv, environment, last_line, replace(orders, mutant=self.mutant))
 
     @property
     def current(self) -> ForkedCommand:

@@ -28,7 +28,7 @@ def _story(seconds: float, *events: str) -> Story:
 
 
 EASY = RolloutPolicy("driver", max_parallel=0, waves=WAVES[0], failure_threshold=100)
-TOLD: tuple[Story, ...] = (
+CHOSEN: tuple[Story, ...] = (
     _story(0.0, "nothing", "another"),
     _story(0.0, "foreign", "nothing", "own"),
     _story(700.0, "nothing", "nothing") + _story(6.0, "restart"),
@@ -43,7 +43,7 @@ TOLD: tuple[Story, ...] = (
 """Stories of what the dice seldom bring about."""
 LOOKED_AT: Story = _story(40.0, "look-fails", "refuse", "vanish", "join", "nothing", "allow", "nothing", "look-passes")
 """The same where every node is looked at before it begins."""
-STORIES = AT_RANDOM + len(TOLD) + 1
+STORIES = AT_RANDOM + len(CHOSEN) + 1
 
 NONE = "none"
 """In the picture: a node without a state."""
@@ -100,7 +100,7 @@ def _note(found: Found, guard: Callable[..., object], result: str) -> None:
 def seen() -> Seen:
     found, dice = Seen(), random.Random(SEED)  # noqa: S311  # the same at every run
     with mock.patch.object(fleet_world, "advance", found.advance):
-        for story in TOLD:
+        for story in CHOSEN:
             live_through(World(EASY), story)
         live_through(World(replace(EASY, preflight=PreflightMode.REQUIRE)), LOOKED_AT)
         for _ in range(AT_RANDOM):

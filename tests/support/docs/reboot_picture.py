@@ -47,7 +47,7 @@ Event = Callable[[Machine], object]
 Story = Callable[[], None]
 
 
-def _told(*events: Event, policy: RebootPolicy = POLICY, approved: bool = True) -> Story:
+def _story(*events: Event, policy: RebootPolicy = POLICY, approved: bool = True) -> Story:
     """What happens to a node that is asked to reboot."""
 
     def story() -> None:
@@ -123,28 +123,28 @@ _late: tuple[Event, ...] = (
 _hard = replace(POLICY, grace_s=20.0)
 _at_night = replace(POLICY, schedule=parse_windows("22:00-23:00"))
 STORIES: tuple[Story, ...] = (
-    _told(*_life),
-    _told(*_late, approved=False),
-    _told(_look, _recovered, *_life[:2], approved=False),
-    _told(_leaving(_recovered), *_life),
-    _told(_leaving(lambda machine: machine.request("recovery", approved=False)), *_life),
-    _told(
+    _story(*_life),
+    _story(*_late, approved=False),
+    _story(_look, _recovered, *_life[:2], approved=False),
+    _story(_leaving(_recovered), *_life),
+    _story(_leaving(lambda machine: machine.request("recovery", approved=False)), *_life),
+    _story(
         *(lambda machine: machine.clock.sleep((12 * 3600 - machine.clock.wall()) % DAY_S), _look),
         *(_sleeps(10.5 * 3600), _leaving(_sleeps(4 * 3600)), *_life),
         policy=_at_night,
     ),
-    _told(lambda machine: setattr(machine.host, "booted_at", machine.clock.now), _look),
-    _told(_blocked("pod a/b: its DaemonSet would recreate it"), _look, _blocked(), *_life),
+    _story(lambda machine: setattr(machine.host, "booted_at", machine.clock.now), _look),
+    _story(_blocked("pod a/b: its DaemonSet would recreate it"), _look, _blocked(), *_life),
     _two_nodes,
-    _told(
+    _story(
         *(*_life, _sleeps(POLICY.min_uptime_s), Machine.request, *_life[:2]),
         policy=replace(POLICY, max_attempts=1, auto_upgrade=True),
     ),
-    _told(_host(obeys=("sysrq",)), *[_live] * 6, policy=_hard),
-    _told(_host(obeys=()), *[_live] * 6, policy=_hard),
-    _told(_is_another_hosts, _look, lambda machine: setattr(machine.cluster, "current", None), _look),
-    _told(_leaving(_loses_the_lease), *_life),
-    _told(_has_a_job, *_life, policy=replace(POLICY, completion=selectors.parse("job=yes"), completion_timeout_s=60.0)),
+    _story(_host(obeys=("sysrq",)), *[_live] * 6, policy=_hard),
+    _story(_host(obeys=()), *[_live] * 6, policy=_hard),
+    _story(_is_another_hosts, _look, lambda machine: setattr(machine.cluster, "current", None), _look),
+    _story(_leaving(_loses_the_lease), *_life),
+    _story(_has_a_job, *_life, policy=replace(POLICY, completion=selectors.parse("job=yes"), completion_timeout_s=60.0)),
 )
 
 

@@ -115,7 +115,7 @@ is removed or changes its meaning; a new field does not change it.
 APART = ("sandbox", "completion", "profile ")
 """Commands that no group of options is about."""
 
-SAID = " Default: "
+DEFAULT = " Default: "
 """Where the text of a setting tells a default that is no constant."""
 
 DERIVED = {
@@ -222,7 +222,7 @@ def _options() -> Iterator[str]:
             flag = "" if one.env in settings.ONLY_VARIABLES else code(one.flag)
             taken = " or ".join(map(code, one.choices)) if one.kind is SettingKind.CHOICE else one.kind.value
             # A default has a column of its own; one that is no constant is at the end of the text.
-            text, _, output = (one.help, "", "") if one.default is not None else one.help.partition(SAID)
+            text, _, output = (one.help, "", "") if one.default is not None else one.help.partition(DEFAULT)
             default = code(str(one.default)) if one.default is not None else output.rstrip(".") or "none"
             text += "" if names == usual else f" ({_of(list(names))})"
             rows.append(

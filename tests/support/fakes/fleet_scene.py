@@ -234,7 +234,7 @@ PLURALS = {kind: qualified(kind).partition(".")[0] for kind in FactKind}
 
 
 class StoreFleet:
-    """See `driver_manager.core.fleet_ports.FleetCluster`. While `is_held` nothing is told, as by a watch that lags.
+    """See `driver_manager.core.fleet_ports.FleetCluster`. While `is_held` nothing is delivered, as by a watch that lags.
 
     `refuse` gives an error that a call with an effect on this thing is answered with, None for none.
     """
@@ -248,7 +248,7 @@ class StoreFleet:
         self.refuse: Callable[[str], Exception | None] = lambda _: None
         self._read = readers(KEYS, zone)
         self._since: dict[Subject, int] = {}
-        self._told: list[Change] = []
+        self._changes: list[Change] = []
 
     @property
     def subjects(self) -> frozenset[Subject]:
@@ -263,13 +263,13 @@ class StoreFleet:
             found, revision = self.scene.store.list_objects(PLURALS[subject.kind], **where)
             self._since[subject] = revision
             items = tuple(self._read[subject.kind](one) for one in found)
-            self._told.append(Listed(subject, items, str(revision)))
+            self._changes.append(Listed(subject, items, str(revision)))
 
     def lose(self, kind: FactKind, why: str = "the API server did not answer") -> None:
-        self._told += [Lost(subject, why) for subject in self._since if subject.kind is kind]
+        self._changes += [Lost(subject, why) for subject in self._since if subject.kind is kind]
 
     def find(self, kind: FactKind) -> None:
-        self._told += [Found(subject) for subject in self._since if subject.kind is kind]
+        self._changes += [Found(subject) for subject in self._since if subject.kind is kind]
 
     def changes(self, until_s: float) -> tuple[Change, ...]:
         with self.killer.call("changes"):
@@ -338,10 +338,10 @@ class StoreFleet:
     def _drained(self) -> tuple[Change, ...]:
         if self.is_held:
             return ()
-        told, self._told = self._told, []
+        changes, self._changes = self._changes, []
         for subject, since in list(self._since.items()):
-            told += self._news(subject, since)
-        return tuple(told)
+            changes += self._news(subject, since)
+        return tuple(changes)
 
     def _news(self, subject: Subject, since: int) -> Iterable[Change]:
         plural, read = PLURALS[subject.kind], self._read[subject.kind]
@@ -467,7 +467,7 @@ class FleetOverHttp:
     cluster: KubeFleet
     server: ApiServer
     clock: LoopClock
-    told: list[Change] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
 
     @property
     def store(self) -> Store:
@@ -475,17 +475,17 @@ class FleetOverHttp:
 
     def until(self, holds: Callable[[list[Change]], bool], what: str) -> list[Change]:
         end_s = time.monotonic() + patient(WAIT_S)
-        while not holds(self.told):
-            assert time.monotonic() < end_s, f"{what}: {self.told}"
-            self.told += self.cluster.changes(self.clock.monotonic() + 0.2)
-        return self.told
+        while not holds(self.changes):
+            assert time.monotonic() < end_s, f"{what}: {self.changes}"
+            self.changes += self.cluster.changes(self.clock.monotonic() + 0.2)
+        return self.changes
 
     def until_one(self, kind: type[Change]) -> Change:
-        """The first of what was told that is of a kind; nothing that was told before it is told again."""
-        self.until(lambda told: any(isinstance(one, kind) for one in told), f"no {kind.__name__}")
-        at = next(number for number, one in enumerate(self.told) if isinstance(one, kind))
-        found = self.told[at]
-        del self.told[: at + 1]
+        """The first change of a kind. Drops it and all changes before it."""
+        self.until(lambda changes: any(isinstance(one, kind) for one in changes), f"no {kind.__name__}")
+        at = next(number for number, one in enumerate(self.changes) if isinstance(one, kind))
+        found = self.changes[at]
+        del self.changes[: at + 1]
         return found
 
 

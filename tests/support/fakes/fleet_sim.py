@@ -161,12 +161,12 @@ class SimFleet(fleet_scene.StoreFleet):
 
 @dataclass
 class Process(fleet_scene.ControllerRun):
-    """One controller. `is_frozen`: it gets no processor time, as on a node that hangs. `is_told`: its death is."""
+    """One controller. `is_frozen`: it gets no processor time, as on a node that hangs. `is_logged`: its death is."""
 
     name: str = "controller"
     is_frozen: bool = False
     has_begun: bool = False
-    is_told: bool = False
+    is_logged: bool = False
     cluster_type: ClassVar[type[fleet_scene.StoreFleet]] = SimFleet
 
     @property
@@ -835,11 +835,11 @@ class Simulator(fleet_scene.FleetScene):
             process.killer.kill_at(len(process.killer.effects), after=True)
         else:
             self.once(when, process.name, lambda: self._die(process))
-        self.until(lambda: process.is_told)
+        self.until(lambda: process.is_logged)
 
     def _die(self, process: Process) -> None:
-        if not process.is_told:
-            process.killer.is_dead = process.is_told = True
+        if not process.is_logged:
+            process.killer.is_dead = process.is_logged = True
             self.tell("is killed")
 
     def replace_controller(self, after: str = "0s") -> None:

@@ -27,7 +27,7 @@ def slow(test: T) -> T:
     return marked
 
 
-class Said(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
@@ -39,11 +39,11 @@ class Prompt:
     def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
         self.capfd = capfd
 
-    def __call__(self, line: str, *more: str) -> Said:
+    def __call__(self, line: str, *more: str) -> CommandResult:
         """The exit code of a command, and what it prints. The words in `more` may have spaces."""
         self.capfd.readouterr()
         code = run([*shlex.split(line), *more])
-        return Said(code, *self.capfd.readouterr())
+        return CommandResult(code, *self.capfd.readouterr())
 
     def output(self, line: str, *more: str, code: int = 0) -> str:
         """The output of a command that ends with this code."""

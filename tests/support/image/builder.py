@@ -60,7 +60,7 @@ class ImageTierError(TierError):
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     status: int
     out: str
     err: str
@@ -112,7 +112,7 @@ class Container:
     def root(self) -> Path:
         return Path(_buildah("mount", self.name).strip())
 
-    def run(self, *argv: str, env: Mapping[str, str] | None = None, volumes: Sequence[str] = ()) -> Said:
+    def run(self, *argv: str, env: Mapping[str, str] | None = None, volumes: Sequence[str] = ()) -> CommandResult:
         """Run a command in it with the image's environment, `env` and `volumes` (as buildah takes them).
 
         What it says goes into files: with its isolation by chroot buildah ends when the command does, and drops what it
@@ -125,7 +125,7 @@ class Container:
             done = run(["buildah", "run", *options, self.name, "--", *words], timeout_s=RUN_TIMEOUT_S)
             files = (Path(folder, name) for name in ("out", "err"))
             out, err = (path.read_text() if path.exists() else "" for path in files)
-        return Said(done.status, out + done.out, err + done.err)
+        return CommandResult(done.status, out + done.out, err + done.err)
 
 
 def missing() -> list[str]:
@@ -225,7 +225,7 @@ def checked(argv: Sequence[str], timeout_s: float, folder: Path = CHECKOUT) -> s
     return done.out
 
 
-def run(argv: Sequence[str], *, timeout_s: float, folder: Path = CHECKOUT) -> Said:
+def run(argv: Sequence[str], *, timeout_s: float, folder: Path = CHECKOUT) -> CommandResult:
     """Run a command with buildah's settings. Raises ImageTierError where it is absent or takes over `timeout_s`."""
     try:
         done = subprocess.run(
@@ -233,7 +233,7 @@ def run(argv: Sequence[str], *, timeout_s: float, folder: Path = CHECKOUT) -> Sa
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ImageTierError(f"{' '.join(argv[:4])}: {error}") from error
-    return Said(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 def _bootstrap() -> None:

@@ -41,5 +41,5 @@ def run_in_image(root: Path, argv: Sequence[str], env: Mapping[str, str]) -> sub
 
 
 def image_root() -> Path | None:
-    told = os.environ.get(IMAGE_VARIABLE)
-    return Path(told) if told else None
+    path = os.environ.get(IMAGE_VARIABLE)
+    return Path(path) if path else None

@@ -63,19 +63,19 @@ class Process(Protocol):
         """The exit status, once it has ended."""
 
 
-def wait_while_told(
-    process: Process, told: Callable[[], object], limit_s: float = LIMIT_S, now: Callable[[], float] = time.monotonic
+def wait_while_changing(
+    process: Process, progress: Callable[[], object], limit_s: float = LIMIT_S, now: Callable[[], float] = time.monotonic
 ) -> int | None:
-    """The exit status of `process`; None once `told()` has said the same for `limit_s` seconds.
+    """The exit status of `process`; None once `progress()` has returned the same for `limit_s` seconds.
 
     The process is left as it is then.
     """
-    last, since_s = told(), now()
+    last, since_s = progress(), now()
     while True:
         try:
             return process.wait(LOOKS_EVERY_S)
         except subprocess.TimeoutExpired:
-            heard = told()
+            heard = progress()
         if heard != last:
             last, since_s = heard, now()
         elif now() - since_s > limit_s:
@@ -253,7 +253,7 @@ def _qemu(folder: Path, prepared: Prepared, shared: Mapping[str, Path]) -> str:
     with (folder / "qemu").open("wb") as log:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            status = wait_while_told(process, lambda: _told(folder))
+            status = wait_while_changing(process, lambda: _progress(folder))
         finally:
             _stop(process)
     if status is None:
@@ -261,7 +261,7 @@ def _qemu(folder: Path, prepared: Prepared, shared: Mapping[str, Path]) -> str:
     return f"qemu exited {status}: {(folder / 'qemu').read_text(errors='replace').strip()}"
 
 
-def _told(folder: Path) -> tuple[int, ...]:
+def _progress(folder: Path) -> tuple[int, ...]:
     """What grows or changes while the guest lives: its console, its results, its disk."""
     disk = folder / DISK_TAG
     return (

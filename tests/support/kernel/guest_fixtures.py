@@ -37,7 +37,7 @@ SYS_DELETE_MODULE = 176  # x86-64 (arch/x86/entry/syscalls/syscall_64.tbl); glib
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """How a command ended: its exit status and what it wrote to standard error."""
 
     status: int
@@ -65,18 +65,18 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def run(*argv: str | Path) -> Said:
+def run(*argv: str | Path) -> CommandResult:
     """Runs a kmod tool in the guest. Raises RuntimeError on any other machine."""
     require_guest()
     done = subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
-    return Said(done.returncode, done.stderr)
+    return CommandResult(done.returncode, done.stderr)
 
 
-def modprobe(root: Path, module: str, *options: str) -> Said:
+def modprobe(root: Path, module: str, *options: str) -> CommandResult:
     return run("modprobe", "-d", root, *options, module)
 
 
-def rmmod(module: str) -> Said:
+def rmmod(module: str) -> CommandResult:
     return run("rmmod", module)
 
 

@@ -143,14 +143,14 @@ class Timeline:
                 self._seen.append((time.time(), kind, seen))
 
     def _tasks(self) -> dict[tuple[str, str], float]:
-        """When each container started and ended, as containerd has told so far."""
-        told: dict[tuple[str, str], float] = {}
+        """When each container started and ended, as containerd has times so far."""
+        times: dict[tuple[str, str], float] = {}
         for day, clock, fraction, kind, body in _EVENT.findall(self._events.log.read_text()):
             event = json.loads(body)
             if event.get("id", event["container_id"]) == event["container_id"]:  # not the end of an exec
                 at = datetime.fromisoformat(f"{day}T{clock}+00:00")
-                told[event["container_id"], kind] = at.timestamp() + float(fraction or 0)
-        return told
+                times[event["container_id"], kind] = at.timestamp() + float(fraction or 0)
+        return times
 
 
 def patches(requests: Iterable[AuditRecord]) -> list[float]:

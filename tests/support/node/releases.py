@@ -35,7 +35,7 @@ class Release:
     @classmethod
     def of(cls, program: Path) -> Self:
         """The release that a program is of. Raises ValueError, CalledProcessError."""
-        return cls.parse(_said(program, "--version"))
+        return cls.parse(_output(program, "--version"))
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}.{self.patch}"
@@ -71,7 +71,7 @@ def kubelet_settings(release: Release, socket: str) -> Json:
 
 def known_flags(program: Path, *flags: str) -> list[str]:
     """Those of `flags`, each `--name=value`, that the program knows. Raises CalledProcessError."""
-    return known(_said(program, "--help"), *flags)
+    return known(_output(program, "--help"), *flags)
 
 
 def known(help_text: str, *flags: str) -> list[str]:
@@ -85,5 +85,5 @@ def policy_of(group: Json) -> str:
     return NEW_POLICY if NEW_POLICY in {one["groupVersion"] for one in group["versions"]} else OLD_POLICY
 
 
-def _said(program: Path, option: str) -> str:
+def _output(program: Path, option: str) -> str:
     return subprocess.run([program, option], capture_output=True, text=True, timeout=ASK_S, check=True).stdout

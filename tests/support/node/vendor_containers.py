@@ -120,11 +120,11 @@ def _rebellions(image: builder.Image, folder: Path) -> list[Packed]:
     for version in VERSIONS:
         name = f"{images.REPOSITORY}/rebellions-driver:{version}"
         tree = _tree(images.driver_tree(version)) if version != VERSIONS[0] else {}
-        packed.append(plain.on_top(name, folder, {**images.stand_ins(), **tree}, _told("/run/rbln/.stand-ins")))
+        packed.append(plain.on_top(name, folder, {**images.stand_ins(), **tree}, _environment("/run/rbln/.stand-ins")))
         vendor = _tree(images.driver_tree(version, "nvidia"))
         programs = {"usr/bin/nvidia-driver": _NVIDIA_DRIVER.encode(), "usr/bin/nvidia-smi": _NVIDIA_SMI.encode()}
         files = {**images.stand_ins(), **vendor, **programs}
-        packed.append(plain.on_top(f"{NVIDIA}:{version}-ubuntu22.04", folder, files, _told(APART)))
+        packed.append(plain.on_top(f"{NVIDIA}:{version}-ubuntu22.04", folder, files, _environment(APART)))
     return packed
 
 
@@ -138,7 +138,7 @@ def _ascend(image: builder.Image, folder: Path) -> list[Packed]:
     for version, content in runs.items():
         name = f"{images.REPOSITORY}/ascend-driver:{version}"
         later = {"opt/package/npu-driver.run": content} if version != VERSIONS[0] else {}
-        packed.append(plain.on_top(name, folder, {**images.stand_ins(), **later}, _told(APART)))
+        packed.append(plain.on_top(name, folder, {**images.stand_ins(), **later}, _environment(APART)))
     return packed
 
 
@@ -146,7 +146,7 @@ def _tree(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {f"opt/driver/{path}": content for path, content in files.items()}
 
 
-def _told(stand_ins: str) -> tuple[str, ...]:
+def _environment(stand_ins: str) -> tuple[str, ...]:
     """A container's own /sys is a fresh one, and the host's is not there."""
     return (f"SYS_ROOT={stand_ins}/sys",)
 

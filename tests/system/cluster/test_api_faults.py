@@ -73,7 +73,7 @@ def pool(fault_setup: FaultSetup, processes: int) -> Iterator[ProcessPoolExecuto
         yield executor
 
 
-def told(verdicts: Sequence[Verdict]) -> str:
+def shown(verdicts: Sequence[Verdict]) -> str:
     """What went wrong, cell by cell."""
     wrong = [verdict for verdict in verdicts if verdict.problems]
     lines = [f"{one.cell}\n    " + "\n    ".join(one.problems) for one in wrong]
@@ -103,7 +103,7 @@ def test_every_request_of_every_route_meets_every_fault(fault_setup: FaultSetup)
     codes = sorted(Counter(verdict.code for verdict in verdicts).items())
     most = max(verdict.requests for verdict in verdicts)
     print(f"{len(verdicts)} cells: exit codes {dict(codes)}; at most {most} requests of a kind in one run")
-    assert not any(verdict.problems for verdict in verdicts), told(verdicts)
+    assert not any(verdict.problems for verdict in verdicts), shown(verdicts)
 
 
 # mutants that the matrix once caught, each with a cell that does

@@ -201,14 +201,14 @@ def check(
         and one.namespace.startswith("monitoring-")
     }
     assert min(evicted.values()) < max(ready.values()), "no node waits for the slowest"
-    told = [
+    events = [
         (event["involvedObject"]["name"], event["message"])
         for event in api.list(EVENTS, fieldSelector=f"reason={RESTARTED}")
         if event["involvedObject"]["name"] in scenes
     ]
     gone_from: dict[str, list[str]] = {node: [] for node in scenes}
     for pod, at in evicted.items():
-        (node,) = [node for node, message in told if pod in message]
+        (node,) = [node for node, message in events if pod in message]
         gone_from[node].append(pod)
         assert ready[node] < at
     for node, scene in scenes.items():

@@ -114,8 +114,8 @@ def test_after_a_failure_the_next_run_waits_for_sigterm_or_a_deploy_label_that_i
     one.hold_unread()
     failed = one.reconcile(DEVICE_FREE_TIMEOUT="1s")
     assert (failed.code, "the device is still in use" in failed.last_line) == (4, True), failed.err
-    told = json.loads(note.read_text())
-    assert told["attempts"] == 1
+    record = json.loads(note.read_text())
+    assert record["attempts"] == 1
     placed.wait_running()
 
     before = state(one)
@@ -130,7 +130,7 @@ def test_after_a_failure_the_next_run_waits_for_sigterm_or_a_deploy_label_that_i
     assert state(one) == before
 
     (one.tree.root / "sys/module/rebellions/refcnt").write_text("0\n")
-    note.write_text(json.dumps(told | {"attempts": 7}))
+    note.write_text(json.dumps(record | {"attempts": 7}))
     run = one.start("reconcile-driver-state", DEVICE_FREE_TIMEOUT="1s")
     wait_until(lambda: "wait until " in run.output(), "the run waits, for half an hour")
     one.node.set_labels({exporter: "false"})

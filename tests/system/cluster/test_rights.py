@@ -306,7 +306,7 @@ def watched(control_plane: ControlPlane, admin_api: Api, shipped: None, tmp_path
         yield made
 
 
-def told(watched: WatchedNode) -> str:
+def failure_to_report(watched: WatchedNode) -> str:
     """What health-watch says that it could not do about a wedge, "" where the Node was told."""
     with watched.watch() as loop:
         loop.says("→ healthy")
@@ -325,7 +325,7 @@ def _not_told(loop: Running) -> str:
 
 
 def test_the_rights_of_health_watch_are_enough(watched: WatchedNode) -> None:
-    assert told(watched) == ""
+    assert failure_to_report(watched) == ""
 
 
 WATCH_RIGHTS = [("", "", "nodes", "", "get"), ("", "", "nodes", "", "patch"), ("default", "", "events", "", "create")]
@@ -335,7 +335,7 @@ WATCH_RIGHTS = [("", "", "nodes", "", "get"), ("", "", "nodes", "", "patch"), ("
 @pytest.mark.parametrize("right", WATCH_RIGHTS, ids=shown)
 def test_every_right_of_health_watch_is_needed(admin_api: Api, watched: WatchedNode, right: Right) -> None:
     with without(admin_api, AGENT, AGENT_ACCOUNT, right):
-        output = told(watched)
+        output = failure_to_report(watched)
     assert f"the API server refused to {right[4]} {right[2]}" in output, output
 
 

@@ -536,9 +536,9 @@ def test_the_status_of_five_thousand_nodes_is_kept_whole_and_shown_and_nothing_i
     shown = dict(zip((one["name"] for one in columns), table["rows"][0]["cells"], strict=True))
     names = ["Name", "Target", "Phase", "Wave", "Updated", "Total", "Failed", "Left out", "Age", "Message"]
     assert list(shown) == names
-    told = [shown[name] for name in names if name not in ("Name", "Age")]
+    cells = [shown[name] for name in names if name not in ("Name", "Age")]
     counts = [stored["counts"][key] for key in ("updated", "total", "failed", "leftOut")]
-    assert told == ["new", "Progressing", 2, *counts, "it goes on"]
+    assert cells == ["new", "Progressing", 2, *counts, "it goes on"]
     assert (counts[1], min(counts) > 0, len(set(counts)) > 1) == (5_000, True, True)
     empty = FleetDecision((), RolloutState(), Outlook(Phase.COMPLETE, "Complete", "", "", 0, (), ()))
     assert memory_of(write(stored, empty)) == RolloutState()

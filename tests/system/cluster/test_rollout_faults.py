@@ -146,7 +146,7 @@ def kill_at_each(fleet: RolloutFleet, good: str, bad: str) -> Counter[str]:
     raise AssertionError(f"no end after {killed.total()} kills: {dict(killed)}")
 
 
-def told(fleet: RolloutFleet) -> Counter[str]:
+def reports(fleet: RolloutFleet) -> Counter[str]:
     """The Events about the object so far: how often each text."""
     path, about = f"/api/v1/namespaces/{NAMESPACE}/events", f"involvedObject.name={fleet.name}"
     return Counter(one["message"] for one in fleet.api.list(path, fieldSelector=about))
@@ -155,7 +155,7 @@ def told(fleet: RolloutFleet) -> Counter[str]:
 @pytest.mark.shares(6)
 def test_killed_before_and_after_every_write_the_next_one_goes_on(fleet: RolloutFleet, admin_api: Api) -> None:
     (good,) = set(fleet.serving().values())
-    told_before = told(fleet)
+    before = reports(fleet)
     with Witness(admin_api, fleet.name) as witness:
         bad = fleet.set_driver("driver:2")
         killed = kill_at_each(fleet, good, bad)
@@ -168,5 +168,5 @@ def test_killed_before_and_after_every_write_the_next_one_goes_on(fleet: Rollout
         canary: [RESTART, "upgrade-done", RESTART, "upgrade-done"],
         broken: [RESTART, "upgrade-failed", RESTART, "upgrade-done"],
     }
-    output = told(fleet) - told_before
-    assert output.total() == len(output), f"told twice: {output}"
+    added = reports(fleet) - before
+    assert added.total() == len(added), f"reported twice: {added}"

@@ -106,8 +106,8 @@ def test_nothing_reboots_while_a_run_has_the_node_and_restore_leaves_the_cordon_
         assert "the rebooter's cordon stays" in restored.out
         assert f"kubectl uncordon {node.name}" in restored.out
         assert (node.annotations(), node.read()["spec"]["unschedulable"]) == (granted, True)
-        told = rebooted.start("-o", "json", command="status", env={"POD_NAME": ""}).end()
-        assert json.loads(told.out)["cordon"] == "the rebooter's"
+        status = rebooted.start("-o", "json", command="status", env={"POD_NAME": ""}).end()
+        assert json.loads(status.out)["cordon"] == "the rebooter's"
 
 
 @pytest.mark.shares(6)

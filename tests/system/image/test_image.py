@@ -57,8 +57,8 @@ def test_it_runs_as_root_starts_the_program_and_has_the_packages_labels(
     assert (config["User"], config["Entrypoint"], config["Cmd"]) == ("0:0", ["driver-manager"], ["--help"])
     assert config["Env"] == ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
     given = {key.removeprefix("org.opencontainers.image."): value for key, value in config["Labels"].items()}
-    told = {"title": PROJECT["name"], "version": PROJECT["version"], "licenses": PROJECT["license"]}
-    assert told.items() <= given.items()
+    expected = {"title": PROJECT["name"], "version": PROJECT["version"], "licenses": PROJECT["license"]}
+    assert expected.items() <= given.items()
     assert PROJECT["description"].startswith(given["description"])
     assert container.run("driver-manager", "--version").out == f"driver-manager, version {PROJECT['version']}\n"
 
@@ -103,10 +103,10 @@ def test_every_module_is_compiled_and_its_source_is_not_asked(root: Path, folder
 
 
 def test_its_bill_of_materials_names_what_is_in_it(root: Path) -> None:
-    told = json.loads((root / "usr/share/sbom/driver-manager.cdx.json").read_text())
-    refuse_malformed(told)
-    assert told == sbom.bill(root, builder.CHECKOUT / "requirements", int(builder.EPOCH))
-    names = [component["purl"].partition("@")[0] for component in told["components"]]
+    found = json.loads((root / "usr/share/sbom/driver-manager.cdx.json").read_text())
+    refuse_malformed(found)
+    assert found == sbom.bill(root, builder.CHECKOUT / "requirements", int(builder.EPOCH))
+    names = [component["purl"].partition("@")[0] for component in found["components"]]
     assert {"pkg:deb/debian/kmod", "pkg:deb/debian/python3.11", "pkg:deb/debian/libudev1", "pkg:pypi/click"} <= set(
         names
     )
@@ -170,9 +170,9 @@ def test_a_release_with_images_of_two_builds_is_the_same_to_the_byte(
     assert sums[0] == sums[1]
     for name in ("first", "second"):
         builder.checked(["sha256sum", "--check", "--strict", "SHA256SUMS"], builder.RUN_TIMEOUT_S, tmp_path / name)
-    told = json.loads((tmp_path / f"first/{archive.replace('.oci.tar', '.cdx.json')}").read_text())
+    found = json.loads((tmp_path / f"first/{archive.replace('.oci.tar', '.cdx.json')}").read_text())
     with first.container() as made:
-        assert told == json.loads((made.root() / "usr/share/sbom/driver-manager.cdx.json").read_text())
+        assert found == json.loads((made.root() / "usr/share/sbom/driver-manager.cdx.json").read_text())
     # What a registry would have of it is what was built.
     with tarfile.open(tmp_path / "first" / archive) as tar:
         (manifest,) = json.load(_member(tar, "index.json"))["manifests"]

@@ -18,7 +18,7 @@ from scripts.releasing.kustomize import only, render
 from tests.support.control_plane.kubelet import NodeFactory, OperandsFactory
 from tests.support.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, PREFIX, CommandRunner
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.image.builder import Container, Said
+from tests.support.image.builder import Container, CommandResult
 
 TREE = "/opt/driver-manager"
 SERVICE_ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"  # a symlink in Debian: /var/run leads to /run
@@ -87,7 +87,7 @@ class ImageRig(CommandRunner):
             tool.write_text(text)
         return self
 
-    def run_inside(self, *arguments: str, **env: str) -> Said:
+    def run_inside(self, *arguments: str, **env: str) -> CommandResult:
         """Run `driver-manager` in the container, with an init container's environment and mounts."""
         assert self.node is not None
         host, _, port = self._address
@@ -176,7 +176,7 @@ def test_an_expired_openid_token_is_renewed_or_its_failure_is_not_for_want_of_a_
     assert "Traceback" not in done.out + done.err
 
 
-def _status(command_runner: ImageRig, name: str, kubeconfig: dict[str, Any], **env: str) -> Said:
+def _status(command_runner: ImageRig, name: str, kubeconfig: dict[str, Any], **env: str) -> CommandResult:
     path = command_runner.tree.root.parent / f"kubeconfig-{name}"
     path.write_text(json.dumps(kubeconfig))
     return command_runner.run_inside("status", **{"KUBECONFIG": str(path), "API_TIMEOUT": "10s", **env})

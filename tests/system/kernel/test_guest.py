@@ -19,7 +19,7 @@ from tests.support.kernel.guest import (
     ReplayedCase,
     read_only_view,
     replaying,
-    wait_while_told,
+    wait_while_changing,
 )
 from tests.support.tiers import skip_or_fail
 
@@ -106,11 +106,11 @@ class Machine:
             raise subprocess.TimeoutExpired("qemu", timeout)
         return 0
 
-    def told(self) -> int:
+    def progress(self) -> int:
         return bisect.bisect_right(self._words, self.now_s)
 
     def outcome(self) -> int | None:
-        return wait_while_told(self, self.told, 100.0, lambda: self.now_s)
+        return wait_while_changing(self, self.progress, 100.0, lambda: self.now_s)
 
 
 def test_a_guest_that_says_something_is_never_ended_however_long_it_takes() -> None:

@@ -130,7 +130,7 @@ def test_the_command_runs_among_the_hosts_namespaces_and_a_refusal_is_one(reboot
         rebooter.inhibit(on=False)
         rebooter.wait_said("the reboot command was given")
         row.end = "reboot command taken, in all namespaces of pid 1"
-    told = rebooter.asked()[-1].split(" ", 1)
-    assert told[0] == "reboot"
-    assert told[1].strip() == rebooter.of_first_process()
+    command = rebooter.asked()[-1].split(" ", 1)
+    assert command[0] == "reboot"
+    assert command[1].strip() == rebooter.of_first_process()
     assert "sysrq" not in rebooter.record()["said"]

@@ -80,7 +80,7 @@ def test_a_signal_strikes_only_where_that_is_allowed_and_in_no_shield(clock: Sys
     with pytest.raises(Terminated):
         clock.check()
     with pytest.raises(Terminated), clock.interruptible():
-        pytest.fail("told before: it must not begin")
+        pytest.fail("stopped before: it must not begin")
 
 
 class Ending:
@@ -110,10 +110,10 @@ def test_a_finalizer_keeps_a_signal_and_prints_an_error(monkeypatch: pytest.Monk
 # every
 
 
-def read_when_told(told: threading.Event) -> bytes:
-    """One byte, which is written once `told`; the read blocks until then."""
+def read_when_set(stopped: threading.Event) -> bytes:
+    """One byte, which is written once `stopped`; the read blocks until then."""
     reading, writing = os.pipe()
-    writer = threading.Thread(target=lambda: (told.wait(patient(5.0)), os.write(writing, b"x")))
+    writer = threading.Thread(target=lambda: (stopped.wait(patient(5.0)), os.write(writing, b"x")))
     writer.start()
     try:
         return os.read(reading, 1)
@@ -124,23 +124,23 @@ def read_when_told(told: threading.Event) -> bytes:
 
 
 def test_it_speaks_in_the_middle_of_a_blocking_call_which_goes_on(clock: SystemClock) -> None:
-    told, output = threading.Event(), list[float]()
+    stopped, output = threading.Event(), list[float]()
 
     def say() -> None:
         output.append(clock.monotonic())
         if len(output) == 3:
-            told.set()
+            stopped.set()
 
     begun = clock.monotonic()
     with clock.every(0.02, say):
-        assert read_when_told(told) == b"x"
+        assert read_when_set(stopped) == b"x"
     assert len(output) >= 3
     assert output[2] - begun >= 0.06
 
 
 def deepest_call(clock: SystemClock, seconds: float, body: Callable[[], None]) -> int:
     """How many calls of `body`, made every `seconds`, are at work at once at most, until one has ended."""
-    depth, deepest, told = 0, 0, threading.Event()
+    depth, deepest, stopped = 0, 0, threading.Event()
 
     def say() -> None:
         nonlocal depth, deepest
@@ -148,10 +148,10 @@ def deepest_call(clock: SystemClock, seconds: float, body: Callable[[], None]) -
         deepest = max(deepest, depth)
         body()
         depth -= 1
-        told.set()
+        stopped.set()
 
     with clock.every(seconds, say):
-        assert read_when_told(told) == b"x"
+        assert read_when_set(stopped) == b"x"
     return deepest
 
 
@@ -216,7 +216,7 @@ def test_after_it_nothing_is_logged_and_the_outer_one_goes_on(clock: SystemClock
             assert inner
         outer.clear()
         over.append(len(inner))
-        assert read_when_told(outer) == b"x"
+        assert read_when_set(outer) == b"x"
     assert len(inner) == over[0]
     assert not is_ticking()
 

@@ -66,7 +66,7 @@ def test_processes_are_looked_at_only_while_a_module_has_users(tree: Tree, monke
         looked.append(timeout_s)
         return ["pid 7 python /dev/rbln0"]
 
-    monkeypatch.setattr(system, "holders_within", lambda *told: holders(timeout_s=told[-1]))
+    monkeypatch.setattr(system, "holders_within", lambda *arguments: holders(timeout_s=arguments[-1]))
     host(tree).save_evidence("unload", (), soon())
     assert looked == []
     use(tree)

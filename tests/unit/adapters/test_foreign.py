@@ -158,7 +158,7 @@ def test_a_fifo_or_a_folder_in_the_tools_place_stops_nothing_and_our_own_root_ne
 
 # what the loader says is no word on the devices
 
-SAID = {
+ERRORS = {
     "newer symbol": (1, "rbln-smi: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by x)"),
     "library": (127, "x: error while loading shared libraries: libX.so: cannot open shared object file: No such file"),
     "private": (127, "x: symbol lookup error: libc.so.6: undefined symbol: _dl_x, version GLIBC_PRIVATE"),
@@ -172,7 +172,7 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize(("status", "err"), SAID.values(), ids=SAID)
+@pytest.mark.parametrize(("status", "err"), ERRORS.values(), ids=ERRORS)
 def test_a_tool_that_its_loader_refuses_is_unknown(status: int, err: str) -> None:
     for name in PARSERS:
         found = parse(Probe("x", parser=name), status, "", err.splitlines()[-1], ("0000:01:00.0",), err=err)
@@ -181,7 +181,7 @@ def test_a_tool_that_its_loader_refuses_is_unknown(status: int, err: str) -> Non
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_a_tool_that_worked_or_hung_is_believed_whatever_the_loader_remarked(parser: str) -> None:
-    warning = SAID["preload"][1]
+    warning = ERRORS["preload"][1]
     assert parse(Probe("x", parser=parser), TIMED_OUT, "", "no end", err=warning).health is Health.UNHEALTHY
     assert parse(Probe("x"), 0, "", "", err=warning).health is Health.HEALTHY
     assert parse(Probe("x"), 1, "", "ECC error", err="ECC error").health is Health.UNHEALTHY

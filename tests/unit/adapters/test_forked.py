@@ -116,13 +116,13 @@ def test_items_there_is_no_time_for_are_named(others: set[str]) -> None:
 
 
 @pytest.mark.submission
-def test_told_to_end_a_question_ends_within_a_moment(others: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(ending_s: float) -> Asked:
+def test_on_a_signal_a_question_ends_within_a_moment(others: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(ending_s: float) -> Asked:
         monkeypatch.setattr(forked, "ENDING_S", ending_s)
         return each_within(600.0, 600.0, [1, 3, 4], answered, is_ending=lambda: True)
 
     began_s = time.monotonic()
-    asked = with_time_enough(told, lambda asked: 3 in asked.lines, (1.0, 5.0, 20.0))
+    asked = with_time_enough(answers, lambda asked: 3 in asked.lines, (1.0, 5.0, 20.0))
     assert (asked.lines[1], asked.left) == (["1a", "1b"], [3, 4])
     assert time.monotonic() - began_s < 60.0
     assert children() == others

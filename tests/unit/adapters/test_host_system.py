@@ -640,7 +640,7 @@ def test_a_note_that_is_gone_or_garbage_is_nobodys(machine: Machine, text: str |
         pytest.fail("the effect must not begin")
 
 
-def test_nobody_takes_over_in_the_middle_of_an_effect_and_a_short_one_is_waited_for(machine: Machine) -> None:
+def test_no_take_over_happens_in_the_middle_of_an_effect_and_a_short_one_is_waited_for(machine: Machine) -> None:
     take(machine.system(), FIRST)
     clock = machine.clock
     with machine.system().owned(FIRST), pytest.raises(OwnedElsewhere, match="another run is changing the driver"):

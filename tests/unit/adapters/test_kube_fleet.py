@@ -74,7 +74,7 @@ def followed(fleet: FleetOverHttp, subject: Subject = NODES) -> list[str]:
     return [item.name for item in next_change(fleet, Listed).items]
 
 
-# what is told
+# what is delivered
 
 
 @pytest.mark.submission
@@ -111,7 +111,7 @@ def test_each_kind_is_asked_for_where_it_is_and_by_its_selector(fleet: FleetOver
     fleet.cluster.follow(frozenset(subjects))
     found = fleet.until(lambda changes: len(changes) == len(subjects), "all are listed")
     assert {one.subject: [item.name for item in one.items] for one in found if isinstance(one, Listed)} == subjects
-    fleet.told.clear()
+    fleet.changes.clear()
     assert len(followed(fleet, Subject(FactKind.DRIVER_PODS, NAMESPACE, "app=driver"))) == 2
 
 
@@ -139,7 +139,7 @@ def test_changes_between_two_watches_are_delivered(fleet: FleetOverHttp, monkeyp
     numbers = itertools.count()
     while requests(fleet, "watch") < 3:
         label(fleet, next(numbers))
-        fleet.told += fleet.cluster.changes(fleet.clock.monotonic() + 0.05)
+        fleet.changes += fleet.cluster.changes(fleet.clock.monotonic() + 0.05)
     wanted = {str(number) for number in range(next(numbers))}
 
     def has_all(changes: list[Any]) -> bool:
@@ -160,7 +160,7 @@ def test_a_connection_that_is_cut_is_followed_by_another_one_from_where_it_was(f
         label(fleet, number)
         assert next_change(fleet, Seen).item.fact.labels["n"] == str(number)
     assert requests(fleet, "list") == 1
-    assert fleet.told == [], "nothing was lost"
+    assert fleet.changes == [], "nothing was lost"
 
 
 @pytest.mark.submission

@@ -459,7 +459,7 @@ def test_what_a_request_raises_is_raised_and_nothing_more_is_asked() -> None:
     assert asked == [0, 1]
 
 
-def test_nobody_repeats_a_request_once_the_caller_has_stopped() -> None:
+def test_no_request_is_repeated_once_the_caller_has_stopped() -> None:
     asked, ended = threading.Event(), threading.Event()
 
     def maker(clock: Clock) -> Callable[[int], int]:

@@ -76,7 +76,7 @@ def test_a_lease_that_is_not_renewed_is_taken_after_it_has_run_out_and_not_befor
     assert pair.second.last_renewed_s == pytest.approx(1_700_000_000.0 + began)
 
 
-def test_whoever_comes_late_waits_a_whole_lease_whatever_time_is_written_in_it(pair: Pair) -> None:
+def test_a_late_candidate_waits_a_whole_lease_whatever_time_is_written_in_it(pair: Pair) -> None:
     pair.lease["spec"]["renewTime"] = "1999-01-01T00:00:00.000000Z"
     assert not pair.second.hold()
     pair.clock.sleep(LEASE_S - 1.0)

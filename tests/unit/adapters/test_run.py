@@ -197,13 +197,13 @@ def test_output_up_to_the_limit_is_whole(clock: LoopClock, tmp_path: Path) -> No
 
 def test_a_stop_in_the_middle_kills_the_tool_and_waits_for_no_child(clock: LoopClock, tool: StandIn) -> None:
     tool.be("hang ignoring TERM")
-    told, over = list[float](), threading.Event()
+    signalled, over = list[float](), threading.Event()
 
     def tell() -> None:
         while not tool.children:  # by then it ignores TERM
             if over.wait(0.01):
                 return
-        told.append(time.monotonic())
+        signalled.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGTERM)
 
     teller = threading.Thread(target=tell)
@@ -215,7 +215,7 @@ def test_a_stop_in_the_middle_kills_the_tool_and_waits_for_no_child(clock: LoopC
     finally:
         over.set()
         teller.join()
-    assert ended - told[0] < patient(1.0)
+    assert ended - signalled[0] < patient(1.0)
     (pid,) = tool.starts
     os.waitpid(pid, 0)
 

@@ -56,10 +56,10 @@ def test_tools_lists_modules_their_firmware_and_the_probe_are_what_a_load_reads(
     for path in (*there, "/lib/firmware/vendor/chip.bin.zst"):
         machine.put(path, "x")
     (tmp_path / tool.lstrip("/")).chmod(0o755)
-    told = {f"{folder}/rebellions.ko": "firmware:       vendor/chip.bin\n"}
+    firmware = {f"{folder}/rebellions.ko": "firmware:       vendor/chip.bin\n"}
 
     def modinfo(argv: list[str]) -> Result:
-        return Result(0, told.get(f"/{Path(argv[-1]).relative_to(tmp_path)}", ""), "")
+        return Result(0, firmware.get(f"/{Path(argv[-1]).relative_to(tmp_path)}", ""), "")
 
     read: list[Path] = []
 

@@ -76,8 +76,8 @@ def test_a_process_that_cannot_be_started_is_a_problem(clock: LoopClock, monkeyp
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", no_fork)
-    told = notifier(clock, ECHO).report(NOTICE)
-    assert told == "no process can be started for it: Resource temporarily unavailable"
+    problem = notifier(clock, ECHO).report(NOTICE)
+    assert problem == "no process can be started for it: Resource temporarily unavailable"
 
 
 def test_evidence_is_a_path_or_a_problem(clock: LoopClock) -> None:

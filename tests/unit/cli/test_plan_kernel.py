@@ -50,8 +50,8 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(module_tree, "run", ran)
     monkeypatch.setattr(module_tree, "needed_symbols", lambda _: found.symbols)
-    told = {"HOST_ROOT": str(host.tree.root), "DRIVER_PROFILE": PROFILE.name, "DRIVER_ROOT": ROOT}
-    for name, value in {**told, "KUBECONFIG": "/nowhere", "TERMINATION_LOG": str(tmp_path / "log")}.items():
+    env = {"HOST_ROOT": str(host.tree.root), "DRIVER_PROFILE": PROFILE.name, "DRIVER_ROOT": ROOT}
+    for name, value in {**env, "KUBECONFIG": "/nowhere", "TERMINATION_LOG": str(tmp_path / "log")}.items():
         monkeypatch.setenv(name, value)
     return found
 

@@ -40,7 +40,7 @@ OTHER = {SettingKind.FLAG: "true", SettingKind.DURATION: "7s", SettingKind.TEXT:
 """A value of each kind that is no default."""
 
 
-def told(env: dict[str, str], *argv: str, mode: Mode = Mode.CONTAINER) -> Policy:
+def policy_of(env: dict[str, str], *argv: str, mode: Mode = Mode.CONTAINER) -> Policy:
     """The policy in an environment and a command line. Raises click's errors, ConfigError."""
     found: list[Policy] = []
 
@@ -70,7 +70,7 @@ NVIDIAS = as_env("""
 
 
 def rules(env: dict[str, str], *argv: str) -> EvictionRules:
-    return told(env, *argv).eviction
+    return policy_of(env, *argv).eviction
 
 
 EVICTS = EvictionRules(is_enabled=True)
@@ -98,7 +98,7 @@ VFIO = Policy(mode=Mode.VFIO, driver_pod_leaves=True)
     ],
 )
 def test_the_words_of_each_operator_and_of_vfio_manager_become_one_policy(env: dict[str, str], policy: Policy) -> None:
-    assert told(env, mode=policy.mode) == policy
+    assert policy_of(env, mode=policy.mode) == policy
 
 
 ALSO = {
@@ -144,16 +144,16 @@ VFIO_ELSEWHERE = {settings.EVIDENCE_DIR, settings.DRIVER_LOAD}
     ids=["container", "vfio"],
 )
 def test_each_setting_changes_the_policy_in_a_way_of_its_own(mode: Mode, known: Any, other: Any) -> None:
-    unchanged = told({}, mode=mode)
-    told_by = {setting: told({setting.env: other[setting.kind]}, mode=mode) for setting in known}
-    assert [setting.env for setting, found in told_by.items() if found == unchanged] == []
-    assert [one.env for one, two in itertools.combinations(told_by, 2) if told_by[one] == told_by[two]] == []
+    unchanged = policy_of({}, mode=mode)
+    by_setting = {setting: policy_of({setting.env: other[setting.kind]}, mode=mode) for setting in known}
+    assert [setting.env for setting, found in by_setting.items() if found == unchanged] == []
+    assert [one.env for one, two in itertools.combinations(by_setting, 2) if by_setting[one] == by_setting[two]] == []
 
 
 def test_a_driver_version_counts_only_where_the_host_loads() -> None:
     """The operators' driver pods have the variable, and a change of it alone is no other wish of a run."""
     loaders = ("container", "manager", "none")
-    found = [told({"DRIVER_LOAD": loader, "DRIVER_VERSION": "2.0"}).driver_version for loader in loaders]
+    found = [policy_of({"DRIVER_LOAD": loader, "DRIVER_VERSION": "2.0"}).driver_version for loader in loaders]
     assert found == ["", "", "2.0"]
 
 
@@ -161,14 +161,14 @@ def test_a_driver_version_counts_only_where_the_host_loads() -> None:
 @pytest.mark.parametrize("text", ["a in b", ",", "=x", "a=b,"])
 def test_a_bad_selector_is_a_configuration_error_that_names_its_variable(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is not a label selector: unable to parse") as caught:
-        told({name: text})
+        policy_of({name: text})
     assert caught.value.exit_code is ExitCode.USAGE
     assert caught.value.remedy
 
 
 def test_a_blank_selector_is_none() -> None:
     for blank in ("", "  "):
-        found = told({"WAIT_FOR_COMPLETION_SELECTOR": blank, "DRAIN_POD_SELECTOR_LABEL": blank})
+        found = policy_of({"WAIT_FOR_COMPLETION_SELECTOR": blank, "DRAIN_POD_SELECTOR_LABEL": blank})
         assert (bool(found.completion), bool(found.eviction.drain_selector)) == (False, False)
 
 

@@ -85,8 +85,8 @@ def test_counters_are_sums_and_the_last_run_is_the_last(runs: list[RunReport]) -
 def test_what_is_written_is_read_again(runs: list[RunReport]) -> None:
     figures = after(*runs)
     again = decode_run_figures(encode_run_figures(figures))
-    told = replace(figures.last, window=None) if figures.last is not None else None
-    assert replace(again, step_seconds={}) == replace(figures, step_seconds={}, last=told)
+    last = replace(figures.last, window=None) if figures.last is not None else None
+    assert replace(again, step_seconds={}) == replace(figures, step_seconds={}, last=last)
     assert again.step_seconds == pytest.approx(figures.step_seconds, abs=0.001)
     assert encode_run_figures(figures).count("\n") == 1
 

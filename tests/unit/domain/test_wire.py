@@ -368,7 +368,7 @@ def test_bindings_of_another_boot_and_garbage_are_none() -> None:
     assert pci.noted_bindings(pci.encode_bindings(BOOT, WAS), "another") == ()
 
 
-def test_whoever_noted_a_function_first_saw_it_as_it_was() -> None:
+def test_the_first_record_of_a_function_has_its_original_state() -> None:
     later = (pci.Binding("0000:c1:00.0"), pci.Binding("0000:c0:00.0", "rebellions"))
     assert pci.merged_bindings(WAS, later) == (later[1], *WAS)
     assert pci.merged_bindings((), later) == (later[1], later[0])

@@ -173,7 +173,7 @@ def test_each_act_asks_whether_it_may_still_be_done() -> None:
     run.until(lambda: set(scene.upgrades().values()) == {"upgrade-done"}, "all done")
 
 
-def test_told_to_end_it_hands_over_at_once_even_in_the_middle() -> None:
+def test_on_a_signal_it_hands_over_at_once_even_in_the_middle() -> None:
     scene, run, _ = upgrading(4)
     run.cluster.refuse = lambda _: scene.clock.ask_to_end()
     with pytest.raises(Terminated):

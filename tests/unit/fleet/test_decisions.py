@@ -496,22 +496,22 @@ SOAKED, APPROVED = replace(CANARY, soak_s=300.0), replace(CANARY, needs_approval
 PAIR, THREE_FIRST = (spec.Wave("canary", count=2), REST), (spec.Wave("canary", count=3), REST)
 
 
-def told(waves: Waves, *nodes: spec.FleetNode, memory: spec.RolloutState = KEPT, **fields: Any) -> spec.Fleet:
+def canary_done(waves: Waves, *nodes: spec.FleetNode, memory: spec.RolloutState = KEPT, **fields: Any) -> spec.Fleet:
     """A canary that was done a minute ago, unless other nodes are given, and a node that waits."""
     found = [*(nodes or (node("a", DONE),)), node("z")]
     pods = [pod(one.name) if one.name == "z" else new_pod(one.name) for one in found]
     return fleet(found, pods, policy=policy(waves=waves, **fields.pop("rules", {})), memory=memory, **fields)
 
 
-GATES_OF_A_WAVE = told((replace(SOAKED, needs_approval=True), REST))
-TO_APPROVE = told((APPROVED, REST))
+GATES_OF_A_WAVE = canary_done((replace(SOAKED, needs_approval=True), REST))
+TO_APPROVE = canary_done((APPROVED, REST))
 TWO_MAY_FAIL = {"failure_threshold": 2}
 PAUSES = replace(TO_APPROVE, policy=replace(TO_APPROVE.policy, paused=True))
 B_JUST_DONE = node("b", DONE, record=record("b", since_s=NOW_S - 1.0))
-JOINS_LATE = [told(PAIR), told(PAIR, node("a", DONE), node("b", DONE)), told(PAIR, node("a", DONE), B_JUST_DONE)]
+JOINS_LATE = [canary_done(PAIR), canary_done(PAIR, node("a", DONE), node("b", DONE)), canary_done(PAIR, node("a", DONE), B_JUST_DONE)]
 WAVE_EVENTS: Scenarios = {
-    "the end of a wave": [told((CANARY, REST))] * 2,
-    "a wave with a failure": told(THREE_FIRST, node("a", DONE), node("b", FAILED), node("c", DONE), rules=TWO_MAY_FAIL),
+    "the end of a wave": [canary_done((CANARY, REST))] * 2,
+    "a wave with a failure": canary_done(THREE_FIRST, node("a", DONE), node("b", FAILED), node("c", DONE), rules=TWO_MAY_FAIL),
     "soak time, then approval": [
         GATES_OF_A_WAVE,
         (GATES_OF_A_WAVE, NOW_S + 1.0),
@@ -523,12 +523,12 @@ WAVE_EVENTS: Scenarios = {
     "an approval": TO_APPROVE,
     "an approval interrupted by a pause": [TO_APPROVE, (PAUSES, NOW_S + 1.0), (TO_APPROVE, NOW_S + 2.0)],
     "a node joins a wave that has ended": [*JOINS_LATE],
-    "halted": told((CANARY, REST), node("a", FAILED)),
-    "standing aside": told((CANARY, REST), daemon_set=ROLLING),
+    "halted": canary_done((CANARY, REST), node("a", FAILED)),
+    "standing aside": canary_done((CANARY, REST), daemon_set=ROLLING),
     "complete": fleet([node("a", DONE)], [new_pod("a")], policy=policy(waves=(REST,)), memory=KEPT),
 }
 ANNOUNCED: Scenarios = {
-    announced[:9]: told((CANARY, REST), memory=replace(KEPT, announced=announced))
+    announced[:9]: canary_done((CANARY, REST), memory=replace(KEPT, announced=announced))
     for announced in (f"{NEW}/x/", f"{NEW}/²/", f"{NEW}/{'9' * 5000}/", "other/1/", "/", NEW)
 }
 

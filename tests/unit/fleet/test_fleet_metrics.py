@@ -97,8 +97,8 @@ def test_a_pace_that_is_unknown_is_served_as_0() -> None:
 
 def test_what_is_served_is_what_prometheus_reads() -> None:
     endpoint = served()
-    told = FleetReport(True, "", {'npu/"odd"': counted(some())}, {"MarkNode": 4, "RestartPod": 2}, NOW_S)
-    endpoint.publish(told)
+    fleet_report = FleetReport(True, "", {'npu/"odd"': counted(some())}, {"MarkNode": 4, "RestartPod": 2}, NOW_S)
+    endpoint.publish(fleet_report)
     answer = endpoint.respond("/metrics")
     assert (answer.status, answer.content_type.partition(";")[0]) == (200, "text/plain")
     found, rollout = read(answer.body.decode()), ("rollout", 'npu/"odd"')
@@ -118,7 +118,7 @@ def test_what_is_served_is_what_prometheus_reads() -> None:
     }
     assert {key: found[f"driver_manager_rollout_{key[0]}", *key[1:]] for key in ours} == ours
     assert found["rbln_operator_driver_upgrade_nodes", ("state", "upgrade-failed")] == 1
-    every = (*fleet_families(told), *operator_families(told, REBELLIONS))
+    every = (*fleet_families(fleet_report), *operator_families(fleet_report, REBELLIONS))
     assert {name for name, *_ in found} == {one.name for one in every}
 
 
@@ -171,12 +171,12 @@ def test_who_stands_by_says_nothing_under_these_names() -> None:
 def test_it_is_ready_while_it_does_its_work_be_it_to_stand_by() -> None:
     endpoint = served()
     assert endpoint.respond("/readyz").status == 503, "it has not looked yet"
-    for told, status, body in (
+    for fleet_report, status, body in (
         (FleetReport(leads=False, why_not_ready=""), 200, b"standing by\n"),
         (report(counted(some())), 200, b"leads\n"),
         (FleetReport(leads=True, why_not_ready="no answer"), 503, b"no answer\n"),
     ):
-        endpoint.publish(told)
+        endpoint.publish(fleet_report)
         answer = endpoint.respond("/readyz")
         assert (answer.status, answer.body) == (status, body)
     assert endpoint.respond("/").status == 404

@@ -28,7 +28,7 @@ REQUIRE, WARN = PreflightMode.REQUIRE, PreflightMode.WARN
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of world: what may happen there, what the policy may be, and how many stories of it are told."""
+    """A kind of world: what may happen there, what the policy may be, and how many stories it has."""
 
     world: Callable[[RolloutPolicy], fleet_world.World]
     events: tuple[str, ...]
@@ -42,7 +42,7 @@ class Kind:
         return drawn.map(lambda rules: replace(fleet_world.USUAL, **rules))
 
     @property
-    def told(self) -> st.SearchStrategy[fleet_world.Story]:
+    def drawn_stories(self) -> st.SearchStrategy[fleet_world.Story]:
         parts = (self.events, fleet_world.NAMES, fleet_world.PAUSES_S, fleet_world.KILLS)
         return st.lists(st.tuples(*(st.sampled_from(part) for part in parts)), max_size=40)
 
@@ -72,7 +72,7 @@ def check_end(world: fleet_world.World) -> None:
 @pytest.mark.shares(3)
 @slow_to_clear
 def test_whatever_happens_no_promise_is_broken_and_everybody_is_done_in_the_end(kind: Kind) -> None:
-    @given(kind.policies, kind.told)
+    @given(kind.policies, kind.drawn_stories)
     @settings(max_examples=examples(kind.stories))
     def live(rules: RolloutPolicy, story: fleet_world.Story) -> None:
         check_end(fleet_world.live_through(kind.world(rules), story))
@@ -97,7 +97,7 @@ def test_a_run_that_is_killed_with_its_node_once_the_rollout_gave_it_up_is_clean
 @pytest.mark.shares(3)
 @slow_to_clear
 def test_facts_that_are_late_break_no_promise_either(kind: Kind) -> None:
-    @given(kind.policies, kind.told)
+    @given(kind.policies, kind.drawn_stories)
     @settings(max_examples=examples(kind.late_stories))
     def live(rules: RolloutPolicy, story: fleet_world.Story) -> None:
         world = kind.world(rules)
@@ -116,7 +116,7 @@ def test_facts_that_are_late_break_no_promise_either(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_time_alone_changes_nothing_before_the_moment_that_is_named(kind: Kind) -> None:
-    @given(kind.policies, kind.told)
+    @given(kind.policies, kind.drawn_stories)
     @settings(max_examples=examples(kind.late_stories))
     def live(rules: RolloutPolicy, story: fleet_world.Story) -> None:
         world = kind.world(rules)

@@ -107,8 +107,8 @@ def test_a_client_that_is_not_listed_yet_is_looked_at_again() -> None:
     record = looked(NEW, client("late", started_s=None), client("other", started_s=None))
     assert (record.clients, record.unknown) == ((), ("late", "other"))
     assert not replace(record, is_shown=True).is_settled(RULES)
-    told = looked(record, client("late"), client("other", started_s=READY_S + 2), client("new"), later_s=2.0)
-    assert ([one.uid for one in told.clients], told.unknown) == (["late"], ())
+    found = looked(record, client("late"), client("other", started_s=READY_S + 2), client("new"), later_s=2.0)
+    assert ([one.uid for one in found.clients], told.unknown) == (["late"], ())
 
 
 def test_it_is_settled_once_everybody_is_restarted_and_the_node_shows_it() -> None:
@@ -271,13 +271,13 @@ class Restarts(Place):
         return [message for reason, message, _ in self.cluster.posted if reason == "DriverClientRestarted"]
 
     @property
-    def told(self) -> list[str]:
+    def named_in_events(self) -> list[str]:
         """The clients that Events say were restarted."""
         return [message.split()[1] for message in self.events]
 
     def check(self, *evicted: str) -> None:
         """Raises AssertionError unless these clients were evicted, in order, and an Event tells of each."""
-        assert (self.cluster.evicted, self.told) == (list(evicted), list(evicted))
+        assert (self.cluster.evicted, self.named_in_events) == (list(evicted), list(evicted))
 
     # the ClientNotes port
 
@@ -325,7 +325,7 @@ def test_killed_at_any_effect_no_client_is_restarted_twice_and_none_is_forgotten
     world = Restarts("a", "b")
     world.killer.kill_at(effect, after=after)
     world.settle()
-    assert (sorted(world.cluster.evicted), sorted(world.told)) == ([A, B], [A, B])
+    assert (sorted(world.cluster.evicted), sorted(world.named_in_events)) == ([A, B], [A, B])
     assert world.record.is_settled(world.rules)
 
 
@@ -367,7 +367,7 @@ def test_a_run_finishes_what_was_cut_off_though_its_client_is_gone_for_good(effe
     world.cluster.listed.clear()
     assert world.after_run().is_over
     assert not world.text or world.record.is_settled(world.rules)
-    assert world.told == [A] or not world.cluster.evicted
+    assert world.named_in_events == [A] or not world.cluster.evicted
     assert world.after_run().is_over
     assert world.killer.calls == ["recall"]
 
@@ -383,7 +383,7 @@ def test_a_run_does_not_wait_for_a_client_that_it_does_not_select_but_takes_turn
         assert (world.clock.now, world.killer.calls, world.cluster.evicted) == (began_s, ["recall"], [])
     own = Restarts("a", blocked_s=8.0)
     assert own.after_run().is_over
-    assert own.told == [A]
+    assert own.named_in_events == [A]
 
 
 def test_a_run_without_a_client_asks_nothing_for_a_driver_whose_clients_were_none() -> None:
@@ -518,7 +518,7 @@ def test_without_a_key_or_a_selector_there_is_nothing_to_ask_for() -> None:
 def test_an_event_that_cannot_be_posted_now_is_posted_by_a_later_turn() -> None:
     world = Restarts("a")
     world.killer.at("event", ApiUnavailable("no answer", "Wait."))
-    assert (world.turn().left, world.told) == (("monitoring/a (DaemonSet): is being restarted",), [])
+    assert (world.turn().left, world.named_in_events) == (("monitoring/a (DaemonSet): is being restarted",), [])
     world.clock.sleep(60.0)
     world.settle()
     world.check(A)

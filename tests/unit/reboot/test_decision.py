@@ -22,7 +22,7 @@ NOW_S = 1_700_000_000.0
 BOOT = "boot-1"
 MARKER = Marker("upgrade", BOOT, node="node-1", written_s=5)
 REQUEST = states.request_of(MARKER, BOOT)
-TOLD = Record(announced=REQUEST, announced_key=REQUEST.key)
+ANNOUNCED = Record(announced=REQUEST, announced_key=REQUEST.key)
 APPROVED = {KEYS.approve_reboot: "true"}
 GRANT = {KEYS.pre_reboot_boot_id: BOOT, KEYS.reboot_in_progress: "upgrade"}
 PENDING = Pending(REQUEST, "uid-1", 100, approved=True, counted=True)
@@ -56,7 +56,7 @@ def slots(uid: str = "", boot: str = BOOT, **fields: Any) -> SlotsSeen:
 
 def state(**fields: Any) -> RebootState:
     """An announced and approved upgrade, nothing taken yet."""
-    known: dict[str, Any] = {"snapshot": LOOK, "record": TOLD, "node": noted(APPROVED), "policy": policy()}
+    known: dict[str, Any] = {"snapshot": LOOK, "record": ANNOUNCED, "node": noted(APPROVED), "policy": policy()}
     return RebootState(**{**known, "wall_s": NOW_S, "blockers": (), **fields})
 
 
@@ -72,7 +72,7 @@ def booted(**fields: Any) -> RebootState:
 
 def given_to(pending: Pending = PENDING, **fields: Any) -> Record:
     """The record of a grant."""
-    return replace(TOLD, pending=replace(pending, **fields))
+    return replace(ANNOUNCED, pending=replace(pending, **fields))
 
 
 def under_way(**fields: Any) -> RebootState:
@@ -86,7 +86,7 @@ def forged(**fields: Any) -> RebootState:
 
 
 ROOM, MINE, FULL = slots(), slots("uid-1"), slots("uid-7")
-TRIED = replace(TOLD, attempts=tuple(Attempt(int(NOW_S) - 60, "upgrade") for _ in range(3)))
+TRIED = replace(ANNOUNCED, attempts=tuple(Attempt(int(NOW_S) - 60, "upgrade") for _ in range(3)))
 GIVEN_UP = replace(TRIED, escalated=REQUEST.key)
 LABELED = replace(READY, labels={KEYS.reboot_required: "true"})
 RECOVERY = {**GRANT, KEYS.reboot_in_progress: "recovery"}
@@ -102,7 +102,7 @@ UNTIL = "waits until 2023-11-14T22:18:20Z at most for pods to complete: a/job, a
 
 def waiting(since_s: float, request: str = REQUEST.key, **fields: Any) -> dict[str, Any]:
     """Jobs run on the node, and the rebooter waits for them since that uptime."""
-    return {**JOBS, "record": replace(TOLD, completion=states.CompletionWait(request, since_s)), **fields}
+    return {**JOBS, "record": replace(ANNOUNCED, completion=states.CompletionWait(request, since_s)), **fields}
 
 
 ALL_MET, MAY_BEGIN = "every condition for the reboot is met", "the reboot may begin"

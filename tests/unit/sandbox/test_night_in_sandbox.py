@@ -59,9 +59,9 @@ class SandboxPlace:
         self.by_hand.cluster.pin_pod(f"rbln-{component}", finalizer)
 
     def watch(self, is_over: Callable[[], bool], **env: str) -> None:
-        """The sandbox has no tokens for pods, so the Node is told here, by what the watch's child does."""
-        told = self.by_hand.environment(NODE_NAME=NODE, METRICS_TEXTFILE=str(textfile(self)), **env)
-        with subprocess.Popen([sys.executable, "-m", "driver_manager", "health-watch"], env=told) as process:
+        """The sandbox has no tokens for pods, so this test reports to the Node as the watch's child does."""
+        env = self.by_hand.environment(NODE_NAME=NODE, METRICS_TEXTFILE=str(textfile(self)), **env)
+        with subprocess.Popen([sys.executable, "-m", "driver_manager", "health-watch"], env=env) as process:
             try:
                 wait_until(is_over, "health-watch is done", 120.0)
             finally:

@@ -339,7 +339,7 @@ def test_killed_at_any_effect_the_next_run_ends_like_an_undisturbed_one(
 
 
 @pytest.mark.parametrize("call", range(len(CALLS)))
-def test_told_to_end_at_any_call_it_gives_the_node_back_and_the_next_run_ends_the_work(call: int) -> None:
+def test_a_signal_at_any_call_gives_the_node_back_and_the_next_run_ends_the_work(call: int) -> None:
     world = fresh()
     world.killer.at_call(call, world.clock.ask_to_end)
     assert world.run() is not None

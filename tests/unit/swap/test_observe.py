@@ -96,9 +96,9 @@ CANONICAL = driver_pod(main_container='["image:1"]')
 
 
 @pytest.mark.parametrize(
-    ("told", "own", "pods", "digest", "source"),
+    ("given", "own", "pods", "digest", "source"),
     [
-        ("told", OWN, (), "told", None),
+        ("given", OWN, (), "given", None),
         ("", OWN, (), "own", "own pod rbln-system/driver-a"),
         ("", CANONICAL, (), hashlib.sha256(b'["image:1"]').hexdigest(), None),
         ("", None, BY_AGE, "new", "driver pod rbln-system/new"),
@@ -107,12 +107,12 @@ CANONICAL = driver_pod(main_container='["image:1"]')
         ("", WITH_ENV, (WITH_ENV, WANTED), "own", None),
         ("", None, (pod("other"),), "", ""),
     ],
-    ids=["told", "environment", "spec", "newest", "no driver pod", "no digest", "environment of any", "nothing"],
+    ids=["given", "environment", "spec", "newest", "no driver pod", "no digest", "environment of any", "nothing"],
 )
 def test_the_digest_is_given_or_our_own_pods_or_the_newest_living_driver_pods(
-    told: str, own: Pod | None, pods: tuple[Pod, ...], digest: str, source: str | None
+    given: str, own: Pod | None, pods: tuple[Pod, ...], digest: str, source: str | None
 ) -> None:
-    found = run.wanted_digest(told, own, listed(*pods), PROFILE)
+    found = run.wanted_digest(given, own, listed(*pods), PROFILE)
     assert found[0] == digest
     assert source is None or found[1] == source
 

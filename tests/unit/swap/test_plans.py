@@ -508,7 +508,7 @@ HELD = st.lists(
     ),
     st.frozensets(st.sampled_from([HOLDERS, STUCK])),
 )
-def test_nobody_is_disturbed_while_something_is_in_the_way(obs: Observation, policy: Policy, waited: Waits) -> None:
+def test_no_pod_is_disturbed_while_something_is_in_the_way(obs: Observation, policy: Policy, waited: Waits) -> None:
     if (decided := planned(obs, PROFILE, policy, waited)) is None:
         return
     found, kinds = decided

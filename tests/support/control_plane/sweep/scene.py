@@ -520,11 +520,11 @@ class Scene:
 def _operator(node: Node, jobs: list[Pod]) -> Generator[None, None, None]:
     """An operator that, once it is asked, moves the jobs and says so; and then is done."""
     # One patch, and before the pods go: a later one could make a run's own conflict, or not.
-    told = {"metadata": {"annotations": {REQUESTED: None}, "labels": {STATE: "pod-deletion-required"}}}
+    state = {"metadata": {"annotations": {REQUESTED: None}, "labels": {STATE: "pod-deletion-required"}}}
 
     def work() -> None:
         if node.annotations().get(REQUESTED) == "true":
-            node.api.patch(node.path, told)
+            node.api.patch(node.path, state)
             for job in jobs:
                 gone(partial(job.api.delete, job.path), 409)
                 job.wait_state("gone")

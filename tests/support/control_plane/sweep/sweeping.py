@@ -175,9 +175,9 @@ def _untold(scene: Scene) -> tuple[str, ...]:
     """The exporter's pods that were evicted in this boot, without an Event that says so."""
     node = scene.sweep_node.node
     about = f"involvedObject.name={node.name},reason=DriverClientRestarted"
-    told = " ".join(event["message"] for event in node.api.list("/api/v1/events", fieldSelector=about))
+    messages = " ".join(event["message"] for event in node.api.list("/api/v1/events", fieldSelector=about))
     granted = _granted(scene, scene.boots[-1])
-    return tuple(name for _, name in granted if _client(scene, name) == EXPORTER and name not in told)
+    return tuple(name for _, name in granted if _client(scene, name) == EXPORTER and name not in messages)
 
 
 def _client(scene: Scene, pod: str) -> str:

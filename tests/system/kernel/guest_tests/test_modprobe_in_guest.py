@@ -76,8 +76,8 @@ def test_a_driver_behind_absolute_links_of_the_host_is_loaded_with_the_hosts_opt
     )
     checked = command.run("preflight", "-o", "json", DRIVER_ROOT="/", **mounted.environment)
     assert checked.code == 0, checked.err
-    told = {check["name"]: check["what"] for check in json.loads(checked.out)["checks"]}
-    assert "rebellions queue_depth=7" in told["module options"]
+    checks = {check["name"]: check["what"] for check in json.loads(checked.out)["checks"]}
+    assert "rebellions queue_depth=7" in checks["module options"]
     done = command.reconcile(Path("/"), **mounted.environment)
     assert done.code == 0
     assert module_fact("rebellions", "version") == "2.0.1"

@@ -122,8 +122,8 @@ def test_a_noexec_mount_is_named_before_the_first_effect(command: Command, roots
         assert (staged.code, why.format("the driver to stage") in staged.err, remedy in staged.err) == (6, True, True)
         assert not NEXT.exists()
         why = why.format(ROOT)
-        told = command.run("plan", DRIVER_ROOT=str(ROOT))
-        assert (told.code, f"? tools: {why}" in told.out, remedy in told.out) == (0, True, True), told.out
+        planned = command.run("plan", DRIVER_ROOT=str(ROOT))
+        assert (planned.code, f"? tools: {why}" in planned.out, remedy in planned.out) == (0, True, True), planned.out
         done = command.reconcile(ROOT)
         assert (done.code, module_fact("rebellions", "version")) == (0, NEW_VERSION), done.err
         assert done.err.index(why) < done.err.index(remedy) < done.err.index("take the node")

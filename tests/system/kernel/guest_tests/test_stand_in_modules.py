@@ -11,7 +11,7 @@ import pytest
 from tests.support.kernel.guest_fixtures import (
     DEVICE,
     DriverRoots,
-    Said,
+    CommandResult,
     delete_module,
     holders,
     holding_mapped,
@@ -45,7 +45,7 @@ def test_a_module_in_use_names_its_holders_counts_them_and_cannot_be_removed(roo
     assert "Module rebellions_core is in use by: rebellions" in done.stderr
     with holding_open():
         assert module_fact("rebellions", "refcnt") == "1"
-        assert rmmod("rebellions") == Said(1, "rmmod: ERROR: Module rebellions is in use\n")
+        assert rmmod("rebellions") == CommandResult(1, "rmmod: ERROR: Module rebellions is in use\n")
         assert run("modprobe", "-r", "rebellions").status == 1
     assert is_loaded("rebellions")
     assert module_fact("rebellions", "refcnt") == "0"
