@@ -126,7 +126,9 @@ def test_the_script_refuses_what_is_not_committed(tmp_path: Path) -> None:
 
 @pytest.mark.submission
 def test_the_help_of_the_script_names_every_file_of_a_release(release: Path) -> None:
-    help_text = subprocess.run([CHECKOUT / "scripts/release", "--help"], capture_output=True, text=True, check=True).stdout
+    help_text = subprocess.run(
+        [CHECKOUT / "scripts/release", "--help"], capture_output=True, text=True, check=True
+    ).stdout
     for name in contents(release):
         plain = re.sub(r"-(rollout|namespace|admission-policy)\b", "", name).replace(VERSION, "<version>")
         assert plain in help_text, name

@@ -49,7 +49,10 @@ def heavy_node(name: str) -> Obj:
     images = [{"names": those, "sizeBytes": number * 10**6} for number, those in enumerate(names)]
     body = slim_node(name)
     body["metadata"]["labels"] |= labels
-    body["metadata"] |= {"managedFields": [managed], "annotations": {"csi.volume/nodeid": MESSAGE, "node.alpha/ttl": "0"}}
+    body["metadata"] |= {
+        "managedFields": [managed],
+        "annotations": {"csi.volume/nodeid": MESSAGE, "node.alpha/ttl": "0"},
+    }
     well = {"status": "False", "reason": "AllIsWell", "message": MESSAGE, "lastHeartbeatTime": "2026-01-02T03:04:05Z"}
     pressures = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
     body["status"]["conditions"] += [{"type": kind, **well} for kind in pressures]

@@ -164,7 +164,7 @@ ERROR = "== ERROR: libFuzzer"
 
 @dataclass(frozen=True)
 class Campaign:
-    """How one target went. `saved` are the inputs that were findings; `output` is the end of what the engine printed."""
+    """How one target went. `saved` are the inputs that were findings; `output` is the end of its output."""
 
     target: str
     runs: int

@@ -497,7 +497,9 @@ class Bench:
                 problems += self._of_failure(scene, done, record, before, after)
         return Verdict(cell, done.code, _problems(cell, fault, done, problems), requests)
 
-    def _of_failure(self, scene: Scene, output: CommandResult, record: Record, before: State, after: State) -> Iterator[str]:
+    def _of_failure(
+        self, scene: Scene, output: CommandResult, record: Record, before: State, after: State
+    ) -> Iterator[str]:
         """Given back, held and said so, or as after a good end whose answer was lost; the next run ends as ever."""
         if after != record.after:
             if not is_as_before(after, before) and not is_taken(after):

@@ -48,7 +48,7 @@ from tests.support.selection import Share
 class Wait:
     """A wait of a run.
 
-    `begin` starts a run on a scene, `log_line` is the log line of the wait, `end` lets it go on. `has_journal`: the node is
+    `begin` starts a run on a scene, `log_line` shows the wait, `end` lets it go on. `has_journal`: the node is
     taken in it; `has_pause`: its labels are paused. `plans_again`: after it the run observes and plans again.
     """
 

@@ -266,7 +266,7 @@ class ForkServer:
                     self._by_pid[run.pid] = run
                     self._began.notify_all()
                 run = self._by_pid[words["pid"]]
-            run.X(words)
+            run.take(words)
 
 
 @contextlib.contextmanager

@@ -144,7 +144,9 @@ STORIES: tuple[Story, ...] = (
     _story(_host(obeys=()), *[_live] * 6, policy=_hard),
     _story(_is_another_hosts, _look, lambda machine: setattr(machine.cluster, "current", None), _look),
     _story(_leaving(_loses_the_lease), *_life),
-    _story(_has_a_job, *_life, policy=replace(POLICY, completion=selectors.parse("job=yes"), completion_timeout_s=60.0)),
+    _story(
+        _has_a_job, *_life, policy=replace(POLICY, completion=selectors.parse("job=yes"), completion_timeout_s=60.0)
+    ),
 )
 
 

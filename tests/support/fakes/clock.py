@@ -23,7 +23,7 @@ class FakeClock:
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
         self._shields = 0
-        self._said: tuple[float, float, Callable[[], None]] | None = None
+        self._every: tuple[float, float, Callable[[], None]] | None = None
 
     def ask_to_end(self) -> None:
         self.ended_at = self.now if self.ended_at is None else self.ended_at
@@ -46,10 +46,10 @@ class FakeClock:
         return True
 
     def _go(self, end: float) -> None:
-        while self._said is not None and self._said[0] <= end:
-            at, seconds, say = self._said
+        while self._every is not None and self._every[0] <= end:
+            at, seconds, say = self._every
             self.now = max(self.now, at)
-            self._said = (at + seconds, seconds, say)
+            self._every = (at + seconds, seconds, say)
             say()
         self.now = max(self.now, end)
 
@@ -86,11 +86,11 @@ class FakeClock:
 
     @contextmanager
     def every(self, seconds: float, say: Callable[[], None]) -> Generator[None, None, None]:
-        outer, self._said = self._said, (self.now + seconds, seconds, say)
+        outer, self._every = self._every, (self.now + seconds, seconds, say)
         try:
             yield
         finally:
-            self._said = outer
+            self._every = outer
 
     @contextmanager
     def shielded(self) -> Generator[None, None, None]:

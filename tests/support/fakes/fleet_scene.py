@@ -234,7 +234,7 @@ PLURALS = {kind: qualified(kind).partition(".")[0] for kind in FactKind}
 
 
 class StoreFleet:
-    """See `driver_manager.core.fleet_ports.FleetCluster`. While `is_held` nothing is delivered, as by a watch that lags.
+    """See `driver_manager.core.fleet_ports.FleetCluster`. While `is_held` it delivers nothing, as a watch that lags.
 
     `refuse` gives an error that a call with an effect on this thing is answered with, None for none.
     """

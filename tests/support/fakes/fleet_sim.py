@@ -136,7 +136,7 @@ class SimFleet(fleet_scene.StoreFleet):
 
     def poll(self) -> None:
         """Note when each change that is new becomes visible: those of one watch in their order."""
-        if self._sim.store.revision == self._polled and not self._told:
+        if self._sim.store.revision == self._polled and not self._changes:
             return
         self._polled = self._sim.store.revision
         for change in sorted(self._drained(), key=lambda one: str(one.subject)):  # sets have another order at each run

@@ -116,20 +116,20 @@ class FakeRebootHost:
             with self.machine.killer.call("command", effect=True):
                 self.commands.append("refused")
             return RebootAnswer(self.refusal, is_refused=True)
-        self._told("command")
+        self._reboot_by("command")
         return RebootAnswer()
 
     def force_reboot(self) -> None:
         if self.no_sysrq:
             raise ModuleFailed(self.no_sysrq, "Reboot the node by hand.")
-        self._told("sysrq")
+        self._reboot_by("sysrq")
 
     # the world
 
     def remembered(self) -> Record:
         return state.decode_reboot_record(self.text) if self.text is not None else Record()
 
-    def _told(self, how: str) -> None:
+    def _reboot_by(self, how: str) -> None:
         with self.machine.killer.call(how, effect=True):
             self.commands.append(how)
             if how in self.obeys:

@@ -64,7 +64,10 @@ class Process(Protocol):
 
 
 def wait_while_changing(
-    process: Process, progress: Callable[[], object], limit_s: float = LIMIT_S, now: Callable[[], float] = time.monotonic
+    process: Process,
+    progress: Callable[[], object],
+    limit_s: float = LIMIT_S,
+    now: Callable[[], float] = time.monotonic,
 ) -> int | None:
     """The exit status of `process`; None once `progress()` has returned the same for `limit_s` seconds.
 

@@ -18,7 +18,7 @@ from scripts.releasing.kustomize import only, render
 from tests.support.control_plane.kubelet import NodeFactory, OperandsFactory
 from tests.support.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, PREFIX, CommandRunner
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.image.builder import Container, CommandResult
+from tests.support.image.builder import CommandResult, Container
 
 TREE = "/opt/driver-manager"
 SERVICE_ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"  # a symlink in Debian: /var/run leads to /run

@@ -235,7 +235,11 @@ def test_an_eviction_that_is_not_accepted_is_gone_or_blocked_and_is_not_tried_ag
         (409, refusal("ResourceVersion in precondition: 5"), Eviction(BLOCKED, "ResourceVersion in precondition: 5")),
         (429, refusal(VIOLATES), Eviction(BLOCKED, VIOLATES, 10.0)),
         (429, refusal(VIOLATES, causes=[{"message": NEEDS}]), Eviction(BLOCKED, f"{VIOLATES}; {NEEDS}", 10.0)),
-        (429, refusal(VIOLATES, causes=[{"message": one} for one in "ab"]), Eviction(BLOCKED, f"{VIOLATES}; a; b", 10.0)),
+        (
+            429,
+            refusal(VIOLATES, causes=[{"message": one} for one in "ab"]),
+            Eviction(BLOCKED, f"{VIOLATES}; a; b", 10.0),
+        ),
         (429, refusal(VIOLATES, causes=[{"reason": "nothing said"}]), Eviction(BLOCKED, VIOLATES, 10.0)),
         (429, refusal(VIOLATES, causes="garbage"), Eviction(BLOCKED, VIOLATES, 10.0)),
         (429, b"", Eviction(BLOCKED, "no message", 10.0)),

@@ -508,10 +508,16 @@ TO_APPROVE = canary_done((APPROVED, REST))
 TWO_MAY_FAIL = {"failure_threshold": 2}
 PAUSES = replace(TO_APPROVE, policy=replace(TO_APPROVE.policy, paused=True))
 B_JUST_DONE = node("b", DONE, record=record("b", since_s=NOW_S - 1.0))
-JOINS_LATE = [canary_done(PAIR), canary_done(PAIR, node("a", DONE), node("b", DONE)), canary_done(PAIR, node("a", DONE), B_JUST_DONE)]
+JOINS_LATE = [
+    canary_done(PAIR),
+    canary_done(PAIR, node("a", DONE), node("b", DONE)),
+    canary_done(PAIR, node("a", DONE), B_JUST_DONE),
+]
 WAVE_EVENTS: Scenarios = {
     "the end of a wave": [canary_done((CANARY, REST))] * 2,
-    "a wave with a failure": canary_done(THREE_FIRST, node("a", DONE), node("b", FAILED), node("c", DONE), rules=TWO_MAY_FAIL),
+    "a wave with a failure": canary_done(
+        THREE_FIRST, node("a", DONE), node("b", FAILED), node("c", DONE), rules=TWO_MAY_FAIL
+    ),
     "soak time, then approval": [
         GATES_OF_A_WAVE,
         (GATES_OF_A_WAVE, NOW_S + 1.0),

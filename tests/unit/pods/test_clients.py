@@ -108,7 +108,7 @@ def test_a_client_that_is_not_listed_yet_is_looked_at_again() -> None:
     assert (record.clients, record.unknown) == ((), ("late", "other"))
     assert not replace(record, is_shown=True).is_settled(RULES)
     found = looked(record, client("late"), client("other", started_s=READY_S + 2), client("new"), later_s=2.0)
-    assert ([one.uid for one in found.clients], told.unknown) == (["late"], ())
+    assert ([one.uid for one in found.clients], found.unknown) == (["late"], ())
 
 
 def test_it_is_settled_once_everybody_is_restarted_and_the_node_shows_it() -> None:

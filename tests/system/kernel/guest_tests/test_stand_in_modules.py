@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.kernel.guest_fixtures import (
     DEVICE,
-    DriverRoots,
     CommandResult,
+    DriverRoots,
     delete_module,
     holders,
     holding_mapped,
