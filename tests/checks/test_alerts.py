@@ -148,7 +148,7 @@ TAKES_TIME = {"RolloutSlow"}
 def stuck_rollouts(folder: Path, port: int) -> Iterator[None]:
     """A real controller of two rollouts, which answers on `port`.
 
-    In one a node has waited for three hours for a reboot that nobody approves; the other one is for the same DaemonSet.
+    In one a node has waited for three hours for the approval of its reboot; the other one is for the same DaemonSet.
     """
     scene, long_ago_s = FleetScene(), float(int(time.time()) - 3 * 3600)
     scene.set_driver("driver:1")
@@ -261,7 +261,7 @@ def test_the_stats_of_the_dashboard_say_what_is_so(scraped: Prometheus) -> None:
     wanted = {"Wedged": 1, "Held": 1, "Runs that fail again and again": 1, "Reboots asked for": 1, "Muted": 0}
     wanted |= {"Halted or stalled": 1, "Waiting for approval": 0, "Failed nodes": 0, "Controllers at work": 1}
     wanted["What a node takes"] = 100
-    wanted["Watches down"] = 1  # the one that nobody answers for
+    wanted["Watches down"] = 1  # the one without an answer
     wait_until(lambda: {name: stat(name) for name in wanted} == wanted, "the stats", BOUND_S)
 
 

@@ -170,7 +170,7 @@ def test_the_tree_is_mounted_loaded_and_recorded_and_stays_so_after_sigterm(rebe
     assert mounted == f"{rebellions.folder / 'tree'} {rebellions.root}\n"
     assert rebellions.state.read_text() == "new\n"
     assert rebellions.module.is_dir(), "unloading is driver-manager's"
-    assert not rebellions.marker.exists(), "nobody may take a driver for ready whose container is gone"
+    assert not rebellions.marker.exists(), "a driver whose container is gone is not ready"
 
 
 def test_a_current_driver_is_mounted_again_and_not_loaded(rebellions: EntryProgram) -> None:

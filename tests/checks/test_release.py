@@ -44,7 +44,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_release_made_twice_is_the_same_to_the_byte(
     release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Another checkout, made at another time by somebody with another umask.
+    # Another checkout, made at another time by a user with another umask.
     shutil.copytree(chart.CHART, tmp_path / "chart", copy_function=shutil.copy)
     for path in tmp_path.joinpath("chart").rglob("*"):
         path.chmod(0o700)

@@ -1,4 +1,4 @@
-"""The docs as a site: links lead somewhere, every page is listed, every picture can be drawn, nobody else is asked."""
+"""The docs as a site: links lead somewhere, every page is listed, pictures can be drawn, all is loaded from it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ COVERED_BY = "3.13"
 """The release of Python that coverage is measured on: its interpreter counts lines at nearly no cost."""
 COVERED_CASES = "2"
 LINES_FLOOR = 91
-"""Percent of the lines that the unit tests reach with so many cases of each function."""
+"""Percent of the lines that the unit tests reach with that number of cases of each function."""
 PROGRESS_EVERY_S = 60.0
 GRACE_S = 60.0
 INTERRUPTED = 130  # 128 + SIGINT

@@ -30,7 +30,7 @@ from tests.support.git import git
 RUNS = ("quick", "submission", "release")
 QUICK_CASES = 3
 EXAMPLES_PER = {"quick": 5, "submission": 3, "release": 1}
-"""A run tries one of so many examples of a property."""
+"""A run tries one of this number of examples of a property."""
 
 FEWEST_EXAMPLES = 10
 """A property is tried with at least this many examples, unless it asks for fewer."""

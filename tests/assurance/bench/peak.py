@@ -1,6 +1,6 @@
 """Starts a command and writes down the most memory that it ever had. Run as a program: `peak.py FILE COMMAND …`.
 
-The kernel hands a process the high-water mark of whoever forked it, so that has to be small: this one has 10 MiB.
+The kernel hands a process the high-water mark of its parent, so that has to be small: this one has 10 MiB.
 Standard library only, as it starts in a bare interpreter.
 """
 

@@ -179,7 +179,7 @@ def _reconciled(plane: ControlPlane, size: int) -> Crowded:
 
 
 def measure_storm() -> list[Figure]:
-    """The most requests in 100 ms when 1,000 clients were all told to come back in a second: with jitter, without."""
+    """The most requests in 100 ms when 1,000 clients all had to come back in a second: with jitter, without."""
     with_jitter, without = (peak(requests_s(OUTAGE, made(CLIENTS))) for made in (own_numbers, no_numbers))
     how = f"real clients on simulated clocks, 5 s of 429 with Retry-After: 1; {without} of 1,000 without jitter"
     return [Figure(Target.STORM, (float(with_jitter),), how)]

@@ -111,7 +111,7 @@ class BigFleet:
             time.sleep(0.02)
 
     def start(self, folder: Path) -> Running:
-        """The controller, in a pod as far as it can see."""
+        """The controller, in a pod, by what it can see."""
         last_line = folder / "last-line"
         last_line.touch()
         argv = [sys.executable, "-m", "driver_manager", "rollout", "controller", "--profile", PROFILE.name]
@@ -200,7 +200,7 @@ def measure_rolled(plane: ControlPlane, folder: Path) -> list[Figure]:
 
 
 def world_of(size: int) -> FleetCache:
-    """What a controller knows in the middle of a rollout over so many nodes: two fifths done, some under way."""
+    """What a controller knows in the middle of a rollout over that number of nodes: two fifths done, some under way."""
     read, keys, world = readers(PROFILE.keys, zone), PROFILE.keys, FleetCache(NAMESPACE)
     done, under_way = 2 * size // 5, size // 50
 
@@ -262,7 +262,7 @@ def measure_decisions(size: int, times: int) -> list[float]:
 
 
 def measure_served(plane: ControlPlane, folder: Path) -> list[Figure]:
-    """The default waves, a tenth of the nodes out of service at the most, as somebody sees it who only watches."""
+    """The default waves, a tenth of the nodes out of service at the most, as an observer sees it."""
     with plane.api(plane.admin) as api:
         serve_rollouts(api)
         with RolloutFleet(plane, api, folder, MANY, weight=NODE_BYTES) as fleet:
@@ -303,7 +303,7 @@ def measure_at_once(folder: Path, size: int = MANY) -> list[Figure]:
 
 
 def measure_peak(folder: Path, size: int = MOST) -> list[Figure]:
-    """The most memory that a controller had until some nodes of so many were upgraded (proc(5), VmHWM)."""
+    """The most memory that a controller had until some of the nodes were upgraded (proc(5), VmHWM)."""
     with controlled(folder, size, heavy=True, max_parallel=50) as (fleet, pid):
         fleet.set_driver("2")
         end_s = time.monotonic() + LIMIT_S

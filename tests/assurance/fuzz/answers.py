@@ -1,4 +1,4 @@
-"""Targets that are answers of an API server, and of whoever pretends to be one."""
+"""Targets that are answers of an API server, and of a process that pretends to be one."""
 
 from __future__ import annotations
 

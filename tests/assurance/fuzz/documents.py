@@ -81,7 +81,7 @@ def read_journal(data: bytes) -> None:
     found = journal.decode(text_of(data)).claims
     assert_conforms(found, Journal)
     again = journal.decode(journal.encode(found)).claims
-    # An owner that is neither a pod nor a process is nobody, however that was spelled.
+    # An owner that is neither a pod nor a process is no owner, however that was spelled.
     assert replace(again, owner=found.owner) == found
     assert journal.encode(again) == journal.encode(found)
     labels.restored(found.labels, found.labels, PAUSED)
@@ -111,7 +111,7 @@ def read_marker(data: bytes) -> None:
     assert_conforms(found, Marker)
     assert found.reason in host.REASONS
     if found.boot_id:
-        # The oldest evidence may go: what is written anew is spelled in full and may be longer than what was read.
+        # The oldest evidence may go: what is written again is spelled in full and may be longer than what was read.
         again = host.decode_marker(host.encode_marker(found))
         assert replace(again, evidence=()) == replace(found, evidence=())
     request = reboot_record.request_of(found, BOOT)
@@ -209,7 +209,7 @@ def read_labels(data: bytes) -> None:
     fits = {key: value for key, value in found.items() if len(value) <= MAX_LABEL_VALUE_CHARS}
     assert all(len(paused[key]) <= MAX_LABEL_VALUE_CHARS for key in fits)
     back = labels.restored({**now, **paused}, found, PAUSED)
-    # A value that reads as paused already is nobody's original.
+    # A value that reads as paused already is not an original value.
     assert {key: back.get(key) for key in found if paused[key] != found[key]} == {
         key: value for key, value in found.items() if paused[key] != value
     }

@@ -56,7 +56,7 @@ def run_command(data: bytes) -> None:
     """The first byte picks the command; each part sets one variable. The way to the cluster leads nowhere."""
     assert {line[0] for line in LINES} <= COMMANDS.keys()
     argv = LINES[(data[:1] or bytes(1))[0] % len(LINES)]
-    # Signal handlers, and what psutil was told, are as before afterwards.
+    # Signal handlers, and the settings of psutil, are as before afterwards.
     with laid_out(b"", *FIGURES) as tree, signals_kept(), patch.object(psutil, "PROCFS_PATH", "/proc"):
         environment = {"PATH": "/nonexistent", "NODE_NAME": "node-1", "TERMINATION_LOG": ""}
         environment |= dict.fromkeys(("HOME", "HOST_ROOT"), str(tree.root))

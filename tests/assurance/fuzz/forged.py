@@ -234,7 +234,7 @@ REBOOTS = RebootPolicy("", KEYS, cordon=True, clear_workloads=True)
 
 
 def _pending(choices: Choices, boot: str, uid: str) -> Pending | None:
-    """A reboot under way that was not granted in this boot: what nobody but root could write is left out."""
+    """A reboot under way that was not granted in this boot: what only root could write is left out."""
     if not choices.one((False, True)):
         return None
     is_of_now = choices.one((True, False))
@@ -261,7 +261,7 @@ def round_on_a_forged_grant(data: bytes) -> None:
         machine.host.text = reboot_record.encode_reboot_record(Record(pending=pending, escalated=choices.one(WORDS)))
     for _ in range(RUNS):
         machine.round()
-        assert machine.host.commands == [], "a reboot that nobody approved"
+        assert machine.host.commands == [], "a reboot that was not approved"
     assert json.dumps(dict(machine.notes)).isascii()
 
 

@@ -188,7 +188,7 @@ def instrument() -> None:
 
 
 def campaign(target: Target, *, runs: int, seconds: float, seed: int) -> Campaign:
-    """So many runs of a target, in at most `seconds` seconds. Raises OSError."""
+    """Runs of a target, in at most `seconds` seconds. Raises OSError."""
     FOUND.mkdir(parents=True, exist_ok=True)
     begun_s = time.monotonic()
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

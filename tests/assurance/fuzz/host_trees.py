@@ -157,7 +157,7 @@ def _tree() -> Tree:
 
 @contextmanager
 def laid_out(data: bytes, *made: str) -> Generator[Tree, None, None]:
-    """The tree of this process as `data` describes it; nobody may have changed it at the end, files `made` apart."""
+    """The tree of this process as `data` describes it; it must be unchanged at the end, except for files `made`."""
     tree = _tree()
     tree.lay_out(data)
     before = tree.fingerprint()

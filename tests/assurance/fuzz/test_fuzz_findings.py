@@ -59,7 +59,7 @@ FINDINGS = [
     ("profile", profile_with(b'tool = "rbln-smi"', b'tool = "rbln\\u0000smi"'), "NUL in a file's name"),
     ("profile", profile_with(b"/run/rbln/driver-manager.json", b"/run/rbln/\\n.json"), "a line feed in a path"),
     ("slots", b'{"schema": 1, "holders": [{"node": "n", "uid": "u", "bootId": "b", "since": true}]}', "since when?"),
-    ("health-record", HEALTH.replace(b"is Critical", b"\\ud800"), "half a character in what systemd is told"),
+    ("health-record", HEALTH.replace(b"is Critical", b"\\ud800"), "half a character in the status for systemd"),
     ("probe-output", probe_seed("npu-smi-list", 0, "Total Count : " + "9" * 5_000), "a count of 5,000 digits"),
     ("probe-output", probe_seed("npu-smi-list", 0, A_BILLION_CHIPS), "a list of a billion chips"),
     ("duration", b"9" * 65_000 + b"x", "two minutes to read a duration"),

@@ -111,7 +111,7 @@ def allows_any(*_: object) -> bool:
         ("labels", labels, "paused_form", "{}_{}".format, AssertionError, None),
         ("forged-journal", journal_check, "_with_commands", lambda expected, _: expected, AssertionError, None),
         ("forged-journal", journal_check, "_may_be_paused", allows_any, AssertionError, "no label of the profile"),
-        ("forged-grant", slots.Pending, "is_granted", property(allows_any), AssertionError, "nobody approved"),
+        ("forged-grant", slots.Pending, "is_granted", property(allows_any), AssertionError, "not approved"),
     ],
 )
 def test_a_broken_reader_or_run_is_caught(

@@ -1,6 +1,6 @@
 """Runs pytest in children of a process that has imported what all tests need, and nothing of this project.
 
-A script of its own, not a module of the tests: its children find package and tests in the folder that they are told. A
+A script of its own, not a module of the tests: its children find package and tests in the folder that they are given. A
 request is a line of JSON (`root`, `arguments`, `limit_s`), and so is the answer: `status`, None for one that came to no
 end, and `output`, its last lines. Whatever a run leaves behind is killed.
 """

@@ -57,7 +57,7 @@ class End(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """One mutant's end, after so many seconds. `says`: the test that killed it, or what is wrong with the mutant."""
+    """One mutant's end, and the seconds it took. `says`: the test that killed it, or what is wrong with the mutant."""
 
     mutant: str
     end: End

@@ -40,13 +40,13 @@ class Target:
     refused_way: Callable[[], Transport]
 
     def cluster(self, node: str, *, refused: bool = False, budget_s: float = 60.0) -> KubeCluster:
-        """The adapter for `node`, with a retry budget of so many seconds, half of which one answer may take."""
+        """The adapter for `node`, with a retry budget of that number of seconds, half of which one answer may take."""
         clock = SystemClock()
         way = self.refused_way if refused else self.way
         return KubeCluster(way(), node, clock, LogReporter(clock.wall, LogForm(as_json=True, level="error")), budget_s)
 
     def make_node(self) -> str:
-        """A new node with one deploy label and one annotation of somebody else; its name."""
+        """A new node with one deploy label and one annotation of another owner; its name."""
         name = f"contract-{uuid.uuid4().hex[:8]}"
         metadata = {"name": name, "labels": {KEY: "true", "other": "x"}, "annotations": {"theirs": "kept"}}
         self.api.post("/api/v1/nodes", {"metadata": metadata})

@@ -97,7 +97,7 @@ class WorkloadsContract:
         cluster.patch_node(NodeChange(labels={KEY: "x"}), None)
         target.api.patch(node_path(name), {"metadata": {"labels": {"other": "y"}}})
         target.api.patch(node_path(name), {"spec": {"unschedulable": True}})
-        assert cluster.node().cordon_manager == FIELD_MANAGER, "a cordon that is there already is not set anew"
+        assert cluster.node().cordon_manager == FIELD_MANAGER, "a cordon that is there already is not set again"
         target.api.patch(node_path(name), {"spec": {"unschedulable": None}})
         assert cluster.node().cordon_manager == ""
         target.api.patch(node_path(name), {"spec": {"unschedulable": True}})

@@ -19,7 +19,7 @@ def approved_reboot(runner: CommandRunner, env: Mapping[str, str]) -> str:
     tree, node = runner.tree, runner.node
     node.api.patch(node.path, {"metadata": {"annotations": {f"{KEYS}approve-reboot": "true"}}})
     first = runner.start("rebooter", **OPTIONS, **env)
-    what = "the reboot is told, or a right lacks"
+    what = "the reboot is reported, or a right is missing"
     wait_until(lambda: tree.is_reboot_requested or _refused(first), what, RUN_TIMEOUT_S)
     if output := _refused(first):
         return output

@@ -253,7 +253,7 @@ class Scene:
         self._removals.append(stack.close)
 
     def _drivers(self) -> tuple[str, ...]:
-        """Of the devices, once the kernel has done what it was told."""
+        """Of the devices, once the kernel has done what was written to it."""
         if self.bus is None:
             return ()
         self.bus.settle()
@@ -500,14 +500,14 @@ class Bench:
     def _of_failure(
         self, scene: Scene, output: CommandResult, record: Record, before: State, after: State
     ) -> Iterator[str]:
-        """Given back, held and said so, or as after a good end whose answer was lost; the next run ends as ever."""
+        """Given back, held and logged, or as after a good end whose answer was lost; the next run ends as ever."""
         if after != record.after:
             if not is_as_before(after, before) and not is_taken(after):
                 yield f"neither given back nor held: {after}"
             yield from _of_what_is_shown(output, before, after)
         is_said = "paused" in output.last_line or "does not exist" in output.last_line
         if not is_as_before(after, before) and is_taken(after) and not is_said:
-            yield f"held, and it is not said: {output.last_line}"
+            yield f"held, and it is not logged: {output.last_line}"
         with self._proxy() as proxy:
             again = self._run(scene, proxy.url)
         if again.code != record.code:

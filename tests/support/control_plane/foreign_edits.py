@@ -184,7 +184,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Hand:
-    """Somebody else. `act` may go on while its context lasts; `expect` is the oracle.
+    """Another client. `act` may go on while its context lasts; `expect` is the oracle.
 
     Hands of one `bundle` act in the same run. `in_journal`, `in_pause`: only where there is one.
     """

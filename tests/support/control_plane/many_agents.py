@@ -65,7 +65,7 @@ class Agent:
         )
 
     def _facts(self, host: Host) -> Host:
-        """Boots are told apart by the node as well: all hosts here count theirs from 1."""
+        """Boots are distinguished by the node as well: all hosts here count theirs from 1."""
         return replace(host, boot_id=f"{self._node}-{host.boot_id}")
 
 

@@ -63,7 +63,7 @@ class Running:
         return [json.loads(line)["message"] for line in output.splitlines() if line.endswith("}")]
 
     def says(self, text: str, after: int = 0) -> None:
-        """Wait until it has said this, in a line after the first `after`."""
+        """Wait until it has logged this, in a line after the first `after`."""
         wait_until(lambda: any(text in line for line in self.lines[after:]), f"says {text!r}")
 
     def end(self) -> Ended:

@@ -295,7 +295,7 @@ class RolloutFleet:
         return sum((one.verb, one.resource, one.name) == wanted for one in self.requests(since))
 
     def while_idle(self, renewals: int) -> set[tuple[str, str]]:
-        """What controllers ask for during so many renewals of the Lease, once two went by with nothing but `IDLE`."""
+        """The requests of controllers in some renewals of the Lease, once two went by with nothing but `IDLE`."""
 
         def during(count: int) -> set[tuple[str, str]]:
             mark = self.plane.audit_mark()

@@ -54,7 +54,7 @@ def open_world(plane: ControlPlane, user: User, api: Api, folder: Path) -> Itera
 
 @dataclass
 class NodeScene:
-    """One node. `own` is the pod that its run is told it runs in, `labels` what the Node had before the run."""
+    """One node. `own` is the pod that its run gets as its own, `labels` what the Node had before the run."""
 
     world: World
     command_runner: CommandRunner
@@ -163,7 +163,7 @@ class WatchedNode:
     def fail(self) -> None:
         (self.folder / "bad").touch()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         (self.folder / "bad").unlink()
 
     @property
@@ -203,7 +203,7 @@ class WatchedNode:
 
     def wait_told(self, kind: str) -> None:
         """Wait until the watch remembers that the Node knows; of a driver that serves, its generation, too."""
-        wait_until(lambda: f'"told": "{kind}"' in self.record(), f"the Node was told: {kind}")
+        wait_until(lambda: f'"told": "{kind}"' in self.record(), f"the Node shows: {kind}")
         clients = self.on_host(PROFILE.paths.client_record)
         if kind == "recovered":
             wait_until(lambda: clients.exists() and '"isShown": true' in clients.read_text(), "and the generation")

@@ -125,7 +125,7 @@ _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes
 
 
 class CertificateError(Exception):
-    """openssl failed; the message ends with what it said."""
+    """openssl failed; the message ends with its output."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class ControlPlaneError(Exception):
 
 
 class _PortTakenError(ControlPlaneError):
-    """Somebody bound the port between our choosing it and the component's binding it."""
+    """Another process bound the port between our choosing it and the component's binding it."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def apply(api: Api, one: Json) -> Json:
 
 @contextlib.contextmanager
 def applied(api: Api, objects: Iterable[Json]) -> Iterator[list[Json]]:
-    """Everything applied and its rights in force, until the context ends; namespaces stay, as nobody empties them."""
+    """Everything applied and its rights in force, until the context ends; namespaces stay, as nothing empties them."""
     wanted = list(objects)
     with contextlib.ExitStack() as stack:
         for one in wanted:

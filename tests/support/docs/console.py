@@ -21,7 +21,7 @@ SPAN = re.compile(r"`((?:kubectl|kustomize|helm|driver-manager|sha256sum) [^`]+|
 
 
 class Unknown(Exception):
-    """A command that this test neither can run nor is told to leave out."""
+    """A command that this test neither can run nor may leave out."""
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ def _options() -> Iterator[str]:
 
 
 def _of(names: list[str]) -> str:
-    """Names of commands; all but a few are told by those few."""
+    """Names of commands; all are shown as the few that are left out."""
     others = [name for name in commands() if name not in names and not name.startswith(APART)]
     if not others:
         return "all"

@@ -92,7 +92,7 @@ LONG_AFTER_S = 1_000_000.0
 
 
 def failed_before(situation: Situation, error: ManagerError | None = None, **fields: Any) -> Situation:
-    """The same after a run that wanted just this has disturbed somebody and failed a moment ago."""
+    """The same after a run that wanted just this has disturbed a pod and failed a moment ago."""
     error = error or ModuleFailed("rmmod: no", "Look at dmesg.")
     past = failure_to_record(situation, error, situation.obs.at.monotonic_s)
     assert past is not None

@@ -57,7 +57,7 @@ class FakeClock:
         return self.now
 
     def wall(self) -> float:
-        """`ahead_s` is changed by whoever sets the clock."""
+        """A test that sets the clock changes `ahead_s`."""
         return 1_700_000_000.0 + self.now + self.ahead_s
 
     def random(self) -> float:

@@ -49,7 +49,7 @@ class Tenant:
 
 @dataclass
 class FakeCluster:
-    """See `driver_manager.core.ports.Cluster`. `operator` is told of every change of the Node."""
+    """See `driver_manager.core.ports.Cluster`. `operator` gets every change of the Node."""
 
     killer: Killer
     clock: FakeClock

@@ -1,4 +1,4 @@
-"""Owns an entry program of images/ on a tree of its own: what it is told, how it is run, and a stand-in modprobe.
+"""Owns an entry program of images/ on a tree of its own: its settings, how it is run, and a stand-in modprobe.
 
 Must not import the product.
 """

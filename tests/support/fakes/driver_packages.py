@@ -29,7 +29,7 @@ exit
 
 
 def write_deb(folder: Path, name: str, version: str, tree: Mapping[str, bytes]) -> Path:
-    """The only .deb of a folder; its script after the installation fails, as nobody is to run it."""
+    """The only .deb of a folder; its script after the installation fails, as it must never run."""
     folder.mkdir(parents=True, exist_ok=True)
     root = folder / "root"
     for path, content in tree.items():

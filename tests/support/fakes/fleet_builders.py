@@ -1,4 +1,4 @@
-"""Facts of a fleet, with the least said: nodes on an old revision that a rollout to a new one is about."""
+"""Facts of a fleet, with as few fields as possible: nodes on an old revision that a rollout to a new one is about."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def policy(**fields: Any) -> spec.RolloutPolicy:
 
 
 def node(name: str, state: spec.UpgradeState | None = None, **fields: Any) -> spec.FleetNode:
-    """A node that nothing is wrong with; `state` with a record of the new revision, unless another one is said."""
+    """A node that nothing is wrong with; `state` with a record of the new revision, unless another one is given."""
     if state is not None:
         fields = {"upgrade": state.value, "record": record(name), **fields}
     return spec.FleetNode(
@@ -30,7 +30,7 @@ def node(name: str, state: spec.UpgradeState | None = None, **fields: Any) -> sp
 
 
 def pod(of: str, revision: str = OLD, uid: str = "", **fields: Any) -> spec.DriverPod:
-    """The driver's pod of a node: ready, on the old revision; of before a restart where no `uid` is said."""
+    """The driver's pod of a node: ready, on the old revision; of before a restart if no `uid` is given."""
     uid = uid or f"{of}-before"
     known = {"namespace": "npu", "name": f"driver-{uid}", "uid": uid, "node": of, "revision": revision}
     return spec.DriverPod(**{**known, "is_ready": True, **fields})
@@ -46,7 +46,7 @@ def record(of: str = "a", **fields: Any) -> spec.NodeRecord:
 
 
 def fleet(nodes: Iterable[spec.FleetNode], pods: Iterable[spec.DriverPod] | None = None, **fields: Any) -> spec.Fleet:
-    """Those nodes; with an old pod on each, unless others are said."""
+    """Those nodes; with an old pod on each, unless others are given."""
     nodes = tuple(nodes)
     known: dict[str, Any] = {"policy": policy(), "memory": spec.RolloutState(target=NEW), "wishes": spec.Requests()}
     known |= {"revisions": REVISIONS, "daemon_set": DAEMON_SET, "rollout": ROLLOUT}

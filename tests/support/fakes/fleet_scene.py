@@ -183,7 +183,7 @@ class FleetScene:
             self.clock.after(STOP_S, lambda: self._end_pod(pod))
 
     def catch_up(self) -> None:
-        """All that kubelets and the DaemonSet controller have to do, at once, whoever deleted a pod."""
+        """All that kubelets and the DaemonSet controller have to do, at once, after any deletion of a pod."""
         for pod in self.store.list_objects("pods")[0]:
             if "deletionTimestamp" in pod["metadata"]:
                 self.restarts[pod["spec"]["nodeName"], self.newest()] += 1

@@ -177,7 +177,7 @@ class Process(fleet_scene.ControllerRun):
 
 
 class Actor:
-    """Somebody who changes the store under the name `who`, and reacts to changes of it."""
+    """A client that changes the store under the name `who`, and reacts to changes of it."""
 
     who = ""
 

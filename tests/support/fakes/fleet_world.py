@@ -166,7 +166,7 @@ class World:
             self._give_back(machine)
 
     def change(self, machine: Machine, **fields: object) -> None:
-        """Somebody changes the Node: it has a new resourceVersion."""
+        """Another client changes the Node: it has a new resourceVersion."""
         version = str(int(machine.facts.resource_version) + 1)
         machine.facts = replace(machine.facts, resource_version=version, **fields)
 
@@ -269,7 +269,7 @@ class World:
             machine.due_s = self.up_s + LEAVES_S
 
     def decide(self, kill_after: int | None = None) -> FleetDecision:
-        """One decision and its acts; the controller dies after so many of them, before it has kept its memory."""
+        """One decision and its acts; the controller dies after that number of them, before it has kept its memory."""
         facts = self.fleet()
         decision = advance(facts, self.now_s)
         check(facts, decision, self.now_s)
@@ -277,7 +277,7 @@ class World:
         return decision
 
     def carry_out(self, decision: FleetDecision, kill_after: int | None = None) -> None:
-        """Do what was decided, as far as the objects are still those that it was decided from."""
+        """Do what was decided, if the objects are still those that it was decided from."""
         for number, act in enumerate(decision.acts):
             if number == kill_after:
                 return
@@ -329,7 +329,7 @@ class World:
         machine.pod, machine.due_s = replace(pod, is_deleting=True), self.up_s + LEAVES_S
 
     def _end_clear(self, act: state.DeletePod) -> None:
-        """Told to end, a run gives the node back, unless the driver pod goes."""
+        """On a signal, a run gives the node back, unless the driver pod goes."""
         pod, machine = self.clears.delete(act), self.machines.get(act.node)
         if pod is None or pod.has_ended or machine is None:
             return
@@ -396,7 +396,7 @@ def check(facts: spec.Fleet, decision: FleetDecision, now_s: float) -> None:
     assert advance(facts, now_s) == decision, "the same facts, another decision"
     assert decision.again_s is None or decision.again_s > now_s
     for view in decision.outlook.nodes:
-        assert view.reason, f"{view.name} is {view.place.value}, and nobody says why"
+        assert view.reason, f"{view.name} is {view.place.value}, and no reason is shown"
     of = Checked(facts, decision, now_s)
     for holds in (of.foreign, of.seen, of.fit, of.limits, of.held, of.waves, of.looks, of.together):
         holds()
@@ -447,7 +447,7 @@ class Checked:
                 assert node.record.pod == act.uid, f"{act.node}: another pod is deleted than its record names"
 
     def seen(self) -> None:
-        """Where a pod is newer than all that is known of the template, nobody is disturbed and nothing is undone."""
+        """Where a pod is newer than all that is known of the template, no pod is disturbed and nothing is undone."""
         known = {revision.hash for revision in self.facts.revisions}
         if any(pod.revision not in known and self.now_s < pod.made_s + UNSEEN_S for pod in self.facts.pods):
             done = [act for act in self.decision.acts if isinstance(act, RestartPod | CreatePod | state.SetTemplate)]
@@ -489,7 +489,7 @@ class Checked:
                 assert not of[name] or busy[of[name]] == 1, f"two nodes of unit {of[name]}"
 
     def together(self) -> None:
-        """Of a unit that goes together nobody stays behind; one more attempt on a node is not the unit going."""
+        """Of a unit that goes together no node stays behind; one more attempt on a node is not the unit going."""
         units = self.policy.units
         if units is None or units.mode is not spec.UnitMode.TOGETHER:
             return
@@ -538,7 +538,7 @@ class Checked:
                 assert is_approved or not waves[reached - 1].needs_approval, "a wave begins without its approval"
 
     def looks(self) -> None:
-        """Nobody begins without a result that lets them; never too many pods at a time, never a second for a node."""
+        """No node begins without a result that allows it; never too many pods at a time, never a second for a node."""
         mode = self.policy.preflight
         made = [act for act in self.decision.acts if isinstance(act, CreatePod) and act.task is spec.Task.PREFLIGHT]
         looks = [pod for pod in self.facts.task_pods if pod.task is spec.Task.PREFLIGHT]

@@ -185,7 +185,7 @@ class HealthWorld:
 
     @property
     def kinds(self) -> list[NoticeKind]:
-        """What the Node was told of wedges, once for each Event."""
+        """The wedges that the Node shows, once for each Event."""
         return [notice.kind for notice in self.reported.values() if notice.since_s]
 
     # the HealthMarks port

@@ -1,4 +1,4 @@
-"""A stand-in `npu-smi` as a real program: prints a real table, or misbehaves as told by a file beside it."""
+"""A stand-in `npu-smi` as a real program: prints a real table, or misbehaves as a file beside it states."""
 
 from __future__ import annotations
 

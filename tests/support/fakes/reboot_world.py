@@ -88,7 +88,7 @@ class FakeRebootHost:
             return self.remembered()
 
     def keep(self, record: Record, seen: Record | None = None) -> None:
-        # Nobody comes between the look and the write: one rebooter of a host holds its lock.
+        # No process comes between the look and the write: one rebooter of a host holds its lock.
         with self.machine.killer.call("keep", effect=True), self.turn:
             if seen is not None and self.remembered() != seen:
                 raise Conflict("another process has replaced the record", "")

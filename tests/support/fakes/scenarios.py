@@ -106,7 +106,7 @@ def replace_with_host_services() -> World:
 
 
 def rebind() -> World:
-    """The wanted driver is loaded; its container starts anew and replaces the root that operands have mounted."""
+    """The wanted driver is loaded; its container starts again and replaces the root that operands have mounted."""
     world = _world(Loader.CONTAINER)
     world.host.put_driver("2.0", NEW_DIGEST)
     world.host.mounts = [ROOT_MOUNT, f"{ROOT_MOUNT}/proc"]
@@ -224,7 +224,7 @@ def replace_with_safe_load() -> World:
 
 
 def _for_machines() -> World:
-    """Four devices: two with the driver, of which one has virtual functions, one on vfio, one that nobody has."""
+    """Four devices: two with the driver, of which one has virtual functions, one on vfio, one without a driver."""
     world = _world(Loader.CONTAINER)
     world.gate = key("vfio-manager")
     world.move_to_new_pod()

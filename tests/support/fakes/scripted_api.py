@@ -87,7 +87,7 @@ class Scripted:
 
         class Handler(BaseHTTPRequestHandler):
             @property
-            def protocol_version(self) -> str:  # type: ignore[override]  # asked for anew for each request
+            def protocol_version(self) -> str:  # type: ignore[override]  # read again for each request
                 return "HTTP/1.1" if scripted.keeps_connections else "HTTP/1.0"
 
             def _serve(self) -> None:

@@ -274,7 +274,7 @@ class World(Place):
         self.cluster.add_pod(self._own_pod())
 
     def serve_containers(self) -> None:
-        """The user wants the devices for containers again: whoever had one has ended, and a driver pod comes."""
+        """The user wants the devices for containers again: the users have ended, and a driver pod comes."""
         self.host.pci.held = {}
         self.policy, self.gate = Policy(eviction=self.policy.eviction), DRIVER
         self.move_to_new_pod()

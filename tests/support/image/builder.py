@@ -97,7 +97,7 @@ class Image:
             _buildah("rm", made.name)
 
     def root(self) -> Path:
-        """A folder with the image's files, which nobody may change. It stays for later runs."""
+        """A folder with the image's files, which no test may change. It stays for later runs."""
         name = f"{self.state}-pristine"
         known = _buildah("containers", "--format", "{{.ContainerName}}").split()
         if name not in known:

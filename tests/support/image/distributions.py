@@ -30,7 +30,7 @@ NEWER = Release("trixie", "2.41")
 
 
 def tree(release: Release) -> Path:
-    """A folder with the release's C library and coreutils, which nobody may change. Raises ImageTierError."""
+    """A folder with the release's C library and coreutils, which no test may change. Raises ImageTierError."""
     made = cache.entry("libc", cache.key(release.codename, Path(__file__)), lambda fresh: _fetch(release, fresh))
     return made / "tree"
 

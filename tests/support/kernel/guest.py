@@ -91,7 +91,7 @@ RESTARTING = "reboot: Restarting system"  # the kernel's last words before it re
 DISK_TAG = "disk"  # what the guest mounts at /disk and keeps over a reboot
 DRIVER_ROOTS_VARIABLE = "GUEST_DRIVER_ROOTS"
 # The kernel measures the TSC's rate while it boots, and on a busy machine wrongly: its seconds were 22 times too short.
-# The HPET's rate is told by the machine.
+# The machine states the HPET's rate.
 # Nor is the timer's interrupt tried out: the kernel counts ticks in a loop, of which a machine that is starved for that
 # moment shows none, and panics ("timer doesn't work").
 CLOCK = "tsc=reliable clocksource=hpet no_timer_check"
@@ -117,7 +117,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class GuestReport:
-    """What came out of a run: cases by node id, what the console said, and the files left on its disk."""
+    """What came out of a run: cases by node id, the console's output, and the files left on its disk."""
 
     cases: dict[str, results.GuestCase]
     console: str
@@ -260,7 +260,7 @@ def _qemu(folder: Path, prepared: Prepared, shared: Mapping[str, Path]) -> str:
         finally:
             _stop(process)
     if status is None:
-        return f"the guest said nothing for {LIMIT_S:.0f} s and was ended"
+        return f"the guest wrote nothing for {LIMIT_S:.0f} s and was ended"
     return f"qemu exited {status}: {(folder / 'qemu').read_text(errors='replace').strip()}"
 
 
@@ -284,7 +284,7 @@ GUARD = "guest_kernel"
 
 
 class ReplayedCase(pytest.Function):
-    """A guest test on the host: it runs nothing itself and reports what the guest said about it."""
+    """A guest test on the host: it runs nothing itself and reports the guest's result of it."""
 
     line = 0  # of the guest test in its file, counted from 0
 

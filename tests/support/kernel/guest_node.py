@@ -51,15 +51,15 @@ def plane_on_host(assets: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def _plane_in_guest(namespaces: Namespaces) -> Iterator[Access]:
     """The way to it from the guest's node, and from the guest itself."""
-    told = json.loads(os.environ[PLANE_VARIABLE])
-    server, service = ((HOST_ADDRESS, told[name]) for name in ("api", "service"))
+    plane = json.loads(os.environ[PLANE_VARIABLE])
+    server, service = ((HOST_ADDRESS, plane[name]) for name in ("api", "service"))
     with (
         Doorway(server, at=("127.0.0.1", PORT), at_pid=namespaces.pid),
         Doorway(service, at=SERVICE, at_pid=namespaces.pid),
         Doorway(server) as own,
     ):
         access = Access(namespaces)
-        access.reach(Credentials(**told["credentials"]), own.port)
+        access.reach(Credentials(**plane["credentials"]), own.port)
         with access.api:
             yield access
 

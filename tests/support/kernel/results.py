@@ -18,7 +18,7 @@ END = b"\n=== driver-manager guest results end, sha256 %s ===\n"
 
 @dataclass
 class GuestCase:
-    """What the guest said about one test; `failure` and `skipped` are texts, empty where it passed.
+    """The guest's result of one test; `failure` and `skipped` are texts, empty where it passed.
 
     Of a module that could not be imported, `is_collected` is False and `failure` says why.
     """

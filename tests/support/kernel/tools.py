@@ -63,7 +63,7 @@ def missing() -> list[str]:
 def run(argv: Iterable[str | Path], *, timeout_s: float, cwd: Path | None = None, stdin: bytes = b"") -> bytes:
     """Standard output of a command.
 
-    Raises KernelTierError, with the end of what the command said, when it fails, is absent or takes over `timeout_s`.
+    Raises KernelTierError, with the end of the command's output, when it fails, is absent or takes over `timeout_s`.
     """
     words = [str(word) for word in argv]
     shown = " ".join(words[:6])

@@ -62,7 +62,7 @@ class Credentials:
 
 
 class Access:
-    """The API server for one node: `api` is an administrator's, once `reach()` has said where the server is."""
+    """The API server for one node: `api` is an administrator's, once `reach()` knows where the server is."""
 
     api: Api
     credentials: Credentials
@@ -73,7 +73,7 @@ class Access:
 
     def reach(self, credentials: Credentials, port: int) -> None:
         self.credentials = credentials
-        # That folder is the node's; whoever talks to the server from outside needs the certificate there.
+        # That folder is the node's; a client outside needs the certificate there.
         ca = self._namespaces.logs / "ca.crt"
         ca.write_text(credentials.ca)
         self._folder.mkdir(exist_ok=True)
@@ -103,7 +103,7 @@ ROOT = "/var/lib/containerd"
 CNI_PROGRAMS = "/usr/lib/cni"
 CONTAINERD_READY_S = 60.0
 
-# restrict_oom_score_adj: without CAP_SYS_RESOURCE nobody may lower his score, and every sandbox would die of it.
+# restrict_oom_score_adj: without CAP_SYS_RESOURCE no process may lower its score, and every sandbox would die of it.
 _CONFIG = f"""\
 version = 2
 root = "{ROOT}"
@@ -325,7 +325,7 @@ class ControlPlane(Access):
         ]
 
     def _without_plain_port(self, name: str) -> list[str]:
-        """Before 1.24 a program also serves without TLS, unless it is told not to."""
+        """Before 1.24 a program also serves without TLS, unless a flag forbids it."""
         return releases.known_flags(self._assets / name, "--port=0")
 
     def _daemon(self, name: str, *arguments: str) -> Daemon:

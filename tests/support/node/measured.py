@@ -72,7 +72,7 @@ class Timeline:
         self._watch.close()
 
     def _hears_containerd(self) -> bool:
-        """Cause an event; True once one arrives. What happens before `ctr events` is subscribed is never told."""
+        """Cause an event; True once one arrives. What happens before `ctr events` is subscribed is never delivered."""
         self._machine.namespaces.checked("ctr", "namespaces", "label", "k8s.io", f"timeline={time.monotonic_ns()}")
         return self._events.log.stat().st_size > 0
 
@@ -95,7 +95,7 @@ class Timeline:
         return first
 
     def told_ended(self, pod_uid: str) -> float:
-        """When the API server was told that the pod's containers have ended, or removed it."""
+        """When the API server learned that the pod's containers have ended, or removed it."""
         return wait_until(lambda: self._told_ended(pod_uid), f"the end of pod {pod_uid}")
 
     def requests(self) -> list[AuditRecord]:

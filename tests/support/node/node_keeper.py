@@ -30,7 +30,7 @@ def hierarchies() -> list[Path]:
 
 
 def make_groups(group: str) -> None:
-    """The group in every hierarchy, with all controllers; a cpuset holds nobody before it has processors and memory."""
+    """The group in every hierarchy, with all controllers; a cpuset needs processors and memory before a process."""
     for root in hierarchies():
         for controller in _controllers(root):
             with contextlib.suppress(OSError):

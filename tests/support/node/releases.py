@@ -50,7 +50,7 @@ ASKS_FOR_CGROUP_V2 = Release(1, 31)
 
 
 def kubelet_flags(release: Release, socket: str) -> list[str]:
-    """How a kubelet is told of its container runtime on the command line."""
+    """How a kubelet gets its container runtime on the command line."""
     if release >= RUNTIME_IN_FILE:
         return []
     flags = [f"--container-runtime-endpoint=unix://{socket}"]

@@ -229,7 +229,7 @@ class Vendor:
             raise AssertionError(f"{error}\n{self.story()}") from error
 
     def output(self) -> str:
-        """What the runs of driver-manager have said in the pods that are there."""
+        """The output of driver-manager in the pods that are there."""
         logs = sorted(self.root.glob(f"var/log/pods/{self.namespace}_*/k8s-driver-manager/*.log"))
         return "\n".join(log.read_text(errors="replace") for log in logs)
 

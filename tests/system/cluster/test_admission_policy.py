@@ -117,7 +117,7 @@ def test_health_watch_is_never_denied(
             watched.fail()
             loop.says("→ wedged")
             wait_until(lambda: watched.state == "wedged", "the wedge is shown")
-            watched.mend()
+            watched.repair()
             watched.wait_told("recovered")
     assert webhook.denied() == []
     assert denied_to_others(webhook, name)

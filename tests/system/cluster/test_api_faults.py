@@ -92,7 +92,7 @@ def matrix(executor: ProcessPoolExecutor) -> list[Verdict]:
     verdicts: list[Verdict] = []
     for verdict in executor.map(judge, chosen, [records[cell.route] for cell in chosen]):
         verdicts.append(verdict)
-        if verdict.problems:  # at once: a run that is stopped has told what it found
+        if verdict.problems:  # at once: a run that is stopped has printed what it found
             print("\n    ".join([str(verdict.cell), *verdict.problems]), flush=True)
     return verdicts
 
@@ -153,11 +153,11 @@ def test_the_matrix_can_fail(
 POLICY = RebootPolicy("", KEYS, cordon=True, max_attempts=1000)
 ROUNDS_DISTURBED, ROUNDS = 5, 10
 MOST_REQUESTS = ROUNDS_DISTURBED * 2 * MAX_ACTS
-"""Of one verb and resource in the disturbed rounds: a round ends after so many acts, each with a look."""
+"""Of one verb and resource in the disturbed rounds: a round ends after that number of acts, each with a look."""
 
 
 def rounds(driver_node: RealSite, most: int) -> None:
-    """So many rounds at most, until its reboot is behind it."""
+    """That number of rounds at most, until its reboot is behind it."""
     for _ in range(most):
         if not driver_node.is_done:
             driver_node.round()
@@ -314,7 +314,7 @@ def test_a_token_is_rotated_while_a_watch_is_open_and_the_run_goes_on_with_the_n
     wait_until(lambda: proxy.exchanges("watch", "pods"), "the pods are watched")
     token.write_text("rotated")
     proxy.identity.rotate(control_plane.agent_with_events.token, "rotated")
-    node.kubelet.release("device-plugin")  # said by the watch that the old token has opened
+    node.kubelet.release("device-plugin")  # seen by the watch that the old token has opened
     proxy.script.wait_fired(cut)
     proxy.script.release()
     ended = run.end()

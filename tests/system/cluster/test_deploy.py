@@ -450,7 +450,7 @@ def test_the_init_container_clears_the_way_for_the_driver_container_and_gives_th
 
 
 def watched(driver_node: DriverNode, pod: Json) -> None:
-    """The pod's health-watch takes its first sample, and ends with 0 when told to."""
+    """The pod's health-watch takes its first sample, and ends with 0 on a signal."""
     watch = driver_node.runner.start(pod, "health-watch")
     record = driver_node.tree.root / driver_node.tree.profile.paths.health_record.lstrip("/")
     wait_until(record.exists, "health-watch remembers a sample", RUN_TIMEOUT_S)

@@ -148,7 +148,7 @@ def test_a_token_by_the_page_does_what_the_plugins_kubeconfig_cannot(
         shown = types(status)
         assert shown.returncode == 0, shown.stdout + shown.stderr
         assert shown.stdout.startswith("ready: ")
-        assert "access" not in shown.stdout, "nothing is out of sight"
+        assert "access" not in shown.stdout, "nothing is unreadable"
         assert node.name in shown.stdout
         assert types(status.replace("status", "restore --dry-run")).returncode == 0
         assert types(remove).returncode == 0

@@ -57,7 +57,7 @@ def worker(fleet: RealFleet, seed: int, problems: list[BaseException], end_s: fl
                     driver_node.round(blow(chance))
                 finally:
                     driver_node.lock.release()
-    except BaseException as error:  # noqa: BLE001  # told by the test's own thread
+    except BaseException as error:  # noqa: BLE001  # raised again in the test's own thread
         problems.append(error)
 
 

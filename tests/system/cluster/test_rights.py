@@ -314,7 +314,7 @@ def failure_to_report(watched: WatchedNode) -> str:
         loop.says("→ wedged")
         wait_until(
             lambda: (watched.state == "wedged" and watched.events("DriverWedged")) or _not_told(loop),
-            "the Node is told, or a right lacks",
+            "the Node shows it, or a right is missing",
         )
         shown = conditions(watched.scene.node.read()).get(CONDITION)
         return _not_told(loop) or ("" if shown == ("False", "Wedged") else f"the condition is {shown}")
@@ -581,7 +581,7 @@ def test_every_right_is_needed_reported_where_it_is_missing_and_all_of_them_are_
 
 
 def check_said_once(lines: list[str]) -> None:
-    """Raise AssertionError unless each thing was said, in one line."""
+    """Raise AssertionError unless each thing was logged, in one line."""
     assert lines
     assert len(lines) == len(set(lines)), lines
 

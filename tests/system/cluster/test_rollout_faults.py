@@ -115,7 +115,7 @@ MOST_KILLS = 200
 """Three times as many as it takes."""
 
 UNTOLD = tuple(name for name in FLEET if name != "post_event")
-"""What changes more than what people are told."""
+"""What changes more than records."""
 
 TURNS = (("before", FLEET), ("after", FLEET), ("before", UNTOLD), ("after", UNTOLD))
 """At which first write one controller after the other is killed. An Event may be posted again by each."""

@@ -147,7 +147,7 @@ def test_a_wedge_and_its_end_are_an_event_each_and_the_state_on_the_node(watched
         assert not ready.exists()
         assert not watched.ready.exists()
         wait_until(lambda: watched.events(WEDGED), "the Event")
-        watched.mend()
+        watched.repair()
         watched.shows("ready")
         wait_until(lambda: watched.events(RECOVERED), "the Event")
         wait_until(ready.exists, "it is ready again")
@@ -182,7 +182,7 @@ def test_a_state_that_an_earlier_boot_left_is_taken_back(watched: WatchedNode) -
         wait_until(lambda: watched.events(WEDGED), "the Event")
         watched.shows("wedged")
     watched.reboot()
-    watched.mend()
+    watched.repair()
     with watched.watch():
         watched.shows("ready")
         wait_until(lambda: watched.events(RECOVERED), "the Event")
@@ -212,7 +212,7 @@ def test_ended_at_any_request_the_next_one_tells_once(
     with watched.watch():
         wait_until(lambda: watched.events(WEDGED), "the Event")
         watched.shows("wedged")
-        watched.mend()
+        watched.repair()
         wait_until(lambda: watched.events(RECOVERED), "the Event")
         watched.shows("ready")
     assert (len(watched.events(WEDGED)), len(watched.events(RECOVERED))) == (1, 1)
@@ -288,7 +288,7 @@ def test_without_a_token_one_line_says_so_and_the_watch_goes_on(watched: Watched
         watched.fail()
         loop.says("→ wedged")
         wait_until(lambda: not watched.ready.exists(), "the ready marker is withdrawn")
-        watched.mend()
+        watched.repair()
         loop.says("wedged → healthy")
     lines = [line for line in loop.lines if line.startswith("wedges are not reported on the Node: ")]
     assert len(lines) == 1

@@ -48,7 +48,7 @@ def image(able: None) -> builder.Image:
 
 @pytest.fixture(scope="session")
 def root(image: builder.Image) -> Path:
-    """The image's files, which nobody may change."""
+    """The image's files, which no test may change."""
     return image.root()
 
 

@@ -1,4 +1,4 @@
-"""The guest reboots for real, told to by the real rebooter, and is not rebooted again by the marker it left behind."""
+"""The guest reboots for real, by the real rebooter, and is not rebooted again by the marker it left behind."""
 
 from __future__ import annotations
 

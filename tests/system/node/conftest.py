@@ -73,7 +73,7 @@ def with_operands(drivers: Drivers) -> Drivers:
 def held(installed: Drivers) -> Iterator[Drivers]:
     """A run under way that waits for an operand, until `drivers.open_gate()`.
 
-    Its two operands stay for the next test: one leaves when it is told to, the other when the gate is open.
+    Its two operands stay for the next test: one leaves when it is deleted, the other when the gate is open.
     """
     installed.add_operand("device-plugin", stopping_after(0))
     installed.add_operand("gated", STOPPING_AT_GATE, grace_s=3600)

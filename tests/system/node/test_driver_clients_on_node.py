@@ -17,7 +17,7 @@ EXPORTER, BYSTANDER = "exporter", "bystander"
 
 @pytest.fixture
 def team(drivers: Drivers) -> Iterator[OtherTeam]:
-    """A client and somebody else, in a namespace that is not the driver's."""
+    """A client and another pod, in a namespace that is not the driver's."""
     made = OtherTeam(drivers)
     made.add(EXPORTER, stopping_after(0), CLIENT)
     made.add(BYSTANDER, stopping_after(0))

@@ -113,14 +113,14 @@ def test_nvidias_container_unloads_and_one_that_cannot_is_cleared_by_the_next_ru
     assert node.kubelet.node()["spec"].get("unschedulable"), "the drain's cordon is its author's"
     clone.types(f"kubectl uncordon {NAME}")
 
-    # Somebody uses the device: its container cannot unload, and the next run waits for them.
+    # A process uses the device: its container cannot unload, and the next run waits for them.
     (vendor.folder / "refcnt").write_text("1\n")
     clone.replace("nvidia-driver", NEW, OLD)
     replace(clone, vendor, apply)
     vendor.wait(lambda: "for the device to be released" in vendor.output(), "the run waits for them")
     assert vendor.loaded() == NEW
     (vendor.folder / "refcnt").write_text("0\n")
-    vendor.wait(lambda: ready(vendor, marker, OLD), "the driver is changed once nobody uses it")
+    vendor.wait(lambda: ready(vendor, marker, OLD), "the driver is changed once it is not in use")
 
 
 def test_ascends_driver_is_installed_once_and_changed_by_a_reboot_alone(node: Machine, clone: ExampleClone) -> None:

@@ -56,7 +56,7 @@ def test_a_restarted_kubelet_ends_the_operand_and_the_run_waits_for_its_processe
     """A kubelet admits its pods again when it starts, and refuses the one whose label is paused by now.
 
     It reports that pod Failed, without a word of its containers, and ends them only after that, gate or not
-    (kubernetes/kubernetes#76322). The driver's pod, whose label nobody touched, stays, and so does the run in it. Where
+    (kubernetes/kubernetes#76322). The driver's pod, whose label is unchanged, stays, and so does the run in it. Where
     the kubelet does not know its Node's labels yet it refuses that one too (#100467): then the successor goes on.
     """
     waiting_run(held)

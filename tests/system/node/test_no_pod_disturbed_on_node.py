@@ -1,4 +1,4 @@
-"""Where an upgrade cannot succeed, a real kubelet tries again and again: no operand is paused, nobody is evicted."""
+"""Where an upgrade cannot succeed, a real kubelet tries again and again: no operand is paused, no pod is evicted."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Busy:
 
 
 def disturbs(one: AuditRecord) -> bool:
-    """Whether the request changes more than what is told of: an eviction that is only rehearsed does not.
+    """Whether the request changes more than a record: an eviction that is only rehearsed does not.
 
     Nor does a patch of the Node that shows how a run ended.
     """

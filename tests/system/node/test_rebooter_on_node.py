@@ -25,7 +25,7 @@ echo "$* $(for kind in mnt pid net ipc uts; do readlink /proc/self/ns/$kind; don
 [ ! -e /run/inhibited ] || { echo "Operation inhibited by the test" >&2; exit 1; }
 """
 SETTINGS = {"REBOOT_MIN_UPTIME": "0s", "REBOOTER_INTERVAL": "1s", "REBOOT_GRACE": "10m"}
-"""Of the tests: the machine may have booted a minute ago, and nobody waits half a minute between two rounds."""
+"""Of the tests: the machine may have booted a minute ago, and no test waits half a minute between two rounds."""
 
 
 class Rebooter:

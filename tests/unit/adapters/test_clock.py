@@ -84,7 +84,7 @@ def test_a_signal_strikes_only_where_that_is_allowed_and_in_no_shield(clock: Sys
 
 
 class Ending:
-    """Does `work` in its finalizer, as the answer of a server is closed when nobody holds it any more."""
+    """Does `work` in its finalizer, as the answer of a server is closed when nothing refers to it any more."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work

@@ -26,7 +26,7 @@ FOLDER = PROFILE.paths.evidence
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
-    """A host with a loaded driver that nobody uses."""
+    """A host with a loaded driver that is not in use."""
     made = Tree(tmp_path / "host")
     load(made.roots.sys, "rebellions_core", "rebellions")
     load(made.roots.sys, "rebellions")
@@ -142,7 +142,7 @@ def test_a_kernel_log_without_end_is_read_up_to_its_last_lines(tree: Tree) -> No
 def test_a_process_that_does_not_answer_is_named_and_delays_no_other_beyond_the_deadline(tree: Tree) -> None:
     use(tree)
     (tree.root / "proc/4711/fd").mkdir(parents=True)
-    os.mkfifo(tree.root / "proc/4711/maps")  # a pipe that nobody writes
+    os.mkfifo(tree.root / "proc/4711/maps")  # a pipe without a writer
     tree.put("/dev/rbln0", "")
     begun = time.monotonic()
     text = saved(tree, host(tree).save_evidence("unload", (), soon(4.0)))

@@ -221,7 +221,7 @@ def test_a_folder_that_is_replaced_all_the_time_never_leads_outside_the_root(tmp
     thread.start()
     try:
         began_s = time.monotonic()
-        # On a busy machine the folder may be its own only when nobody looks, for seconds.
+        # On a busy machine the folder may be its own only between two looks, for seconds.
         while (took_s := time.monotonic() - began_s) < 1.5 or ("host" not in seen and took_s < 60.0):
             with contextlib.suppress(OSError):
                 seen.add(case.files.read(STATE))

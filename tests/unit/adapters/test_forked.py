@@ -1,4 +1,4 @@
-"""A question to the kernel that is never answered costs a child, and nobody's time."""
+"""A question to the kernel that is never answered costs a child, and no time."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_on_a_signal_a_question_ends_within_a_moment(others: set[str], monkeypat
 
 
 def children() -> set[str]:
-    """Process ids of our children, the dead that nobody waited for among them."""
+    """Process ids of our children, zombies among them."""
     me = os.getpid()
     with open(f"/proc/{me}/task/{me}/children", encoding="utf-8") as file:  # noqa: PTH123  # proc(5)
         return set(file.read().split())

@@ -583,7 +583,7 @@ def test_what_is_no_mount_is_named_in_the_kernels_words_and_a_wait_has_an_end(
 def test_mounts_that_cannot_be_opened_or_entered_are_named(tmp_path: Path, kind: int, whys: tuple[str, ...]) -> None:
     namespace = tmp_path / "proc/1/ns/mnt"
     namespace.parent.mkdir(parents=True)
-    os.mknod(namespace, kind | 0o600)  # open(2) refuses a socket, whoever asks
+    os.mknod(namespace, kind | 0o600)  # open(2) refuses a socket, also to root
     found = why_not_unmounted(tmp_path / "proc", "/x", tmp_path, 30.0)
     assert found in [f"its mounts cannot be entered: {why}" for why in whys]
 

@@ -120,7 +120,7 @@ def test_parameters_of_loaded_modules_are_read_one_line_each(tree: Tree, sys: Pa
     names = ("rebellions", "rebellions_core", "gone")
     assert kmod.loaded_parameters(sys, names) == {f"rebellions.{name}": text for name, text in found.items()}
     os.mkfifo(sys / "module/rebellions/parameters/hangs")
-    assert kmod.loaded_parameters(sys, names, 0.3) == {}, "one that never answers holds nobody"
+    assert kmod.loaded_parameters(sys, names, 0.3) == {}, "one that never answers delays no other"
 
 
 @pytest.mark.parametrize(("left_s", "given_s"), [(600.0, TOOL_TIMEOUT_S), (5.0, 5.0), (0.0, 0.0)])

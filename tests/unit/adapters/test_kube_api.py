@@ -358,7 +358,7 @@ def test_a_process_that_has_to_end_does_not_begin_to_read(api: Scripted) -> None
         assert api.cluster.node().uid == "u"
 
 
-# 401: credentials are read anew
+# 401: credentials are read again
 
 
 @pytest.fixture

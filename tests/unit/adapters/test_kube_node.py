@@ -240,7 +240,7 @@ def test_an_eviction_that_is_not_accepted_is_gone_or_blocked_and_is_not_tried_ag
             refusal(VIOLATES, causes=[{"message": one} for one in "ab"]),
             Eviction(BLOCKED, f"{VIOLATES}; a; b", 10.0),
         ),
-        (429, refusal(VIOLATES, causes=[{"reason": "nothing said"}]), Eviction(BLOCKED, VIOLATES, 10.0)),
+        (429, refusal(VIOLATES, causes=[{"reason": "nothing"}]), Eviction(BLOCKED, VIOLATES, 10.0)),
         (429, refusal(VIOLATES, causes="garbage"), Eviction(BLOCKED, VIOLATES, 10.0)),
         (429, b"", Eviction(BLOCKED, "no message", 10.0)),
         (500, b"too many requests", Eviction(BLOCKED, "too many requests")),

@@ -187,7 +187,7 @@ def test_an_unbind_that_does_not_end_is_left_behind_at_its_deadline(
     kernel.add(TWO, group="8", driver="slow-vfio")
     hanging = host.roots.sys / "bus/pci/drivers/slow-vfio/unbind"
     hanging.unlink()
-    os.mkfifo(hanging)  # an open for writing waits in the kernel until somebody reads
+    os.mkfifo(hanging)  # an open for writing waits in the kernel until a reader comes
     began = time.monotonic()
     with pytest.raises(ModuleStuck, match=r"has not finished this: unbind 0000:c2:00\.0 from slow-vfio") as caught:
         port.unbind(TWO, soon(0.3))

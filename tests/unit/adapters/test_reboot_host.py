@@ -149,7 +149,7 @@ def test_the_driver_is_ready_once_it_is_loaded_and_has_made_its_device(tree: Hos
     (tree.root / "dev/davinci0").unlink(missing_ok=True)
     assert "not created a device node" in host(tree).why_not_ready()
     by_a_tool = replace(ASCEND, paths=replace(PATHS, device_nodes_made_by=NodeMaker.USER_SPACE))
-    assert host(tree, profile=by_a_tool).why_not_ready() == "", "nobody may have run it yet"
+    assert host(tree, profile=by_a_tool).why_not_ready() == "", "it may not have run yet"
     put(tree, "/dev/davinci0")
     assert host(tree).why_not_ready() == ""
     marked = replace(ASCEND, paths=replace(PATHS, ready_marker="/run/ready"))
@@ -185,7 +185,7 @@ def test_the_reboot_command_is_run_as_words_and_one_that_ends_with_a_status_was_
         (("no-such-command",), "not found", True),
         (("sh", "-c", "exit 1"), " ", True),
         (("sh", "-c", "exit 126"), " ", True),
-        (("sh", "-c", "kill -9 $$"), " ", False),  # it may have told
+        (("sh", "-c", "kill -9 $$"), " ", False),  # the reboot may have begun
         (("touch", "ran"), "", False),
         (("sleep", "60"), "timed out after", False),
     )

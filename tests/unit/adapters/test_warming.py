@@ -1,4 +1,4 @@
-"""What a load will read is read ahead, as far as it can be read; nobody waits long for a disk that does not answer."""
+"""What a load will read is read ahead, if it can be read; no run waits long for a disk that does not answer."""
 
 from __future__ import annotations
 

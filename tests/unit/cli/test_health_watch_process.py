@@ -191,7 +191,7 @@ class Watch:
         return [json.loads(line)["message"] for line in self.log.read_text().splitlines() if line.endswith("}")]
 
     def says(self, text: str) -> None:
-        """Wait until it has said this."""
+        """Wait until it has logged this."""
         wait_until(lambda: any(text in line for line in self.lines), lambda: f"{text!r} in {self.lines}")
 
     def end(self) -> tuple[int, float]:

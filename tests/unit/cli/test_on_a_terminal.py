@@ -30,7 +30,7 @@ GREEN, RED, YELLOW = "\x1b[32m", "\x1b[31m", "\x1b[33m"
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Generator[ByHand, None, None]:
-    """A node that is ready, but for an error (its digest) and a note (a cordon that nobody needs)."""
+    """A node that is ready, but for an error (its digest) and a note (a cordon that is not needed)."""
     with by_hand(tmp_path_factory.mktemp("terminal")) as found:
         cordon: dict[str, Any] = {"metadata": {"annotations": {PROFILE.keys.cordon: "true"}}}
         cordon["spec"] = {"unschedulable": True}

@@ -30,7 +30,7 @@ import os, signal, sys
 from importlib.abc import MetaPathFinder
 
 class Ends(MetaPathFinder):
-    '''SIGTERM arrives while the first library is imported: nobody can take it yet.'''
+    '''SIGTERM arrives while the first library is imported: it cannot be handled yet.'''
     def find_spec(self, name, *_):
         if name == "click" and not sys.modules.get("signalled"):
             sys.modules["signalled"] = os

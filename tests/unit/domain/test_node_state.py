@@ -224,7 +224,7 @@ sightings = st.builds(
 
 @given(st.lists(st.tuples(sightings, moments), min_size=1, max_size=6))
 def test_a_generation_that_is_seen_again_stays_as_it_is(story: list[tuple[Sighting, float]]) -> None:
-    """A generation that changed its time would restart clients anew.
+    """A generation that changed its time would restart clients again.
 
     Mutants: `earlier.ready_s` left out where it goes on; `or digest` in place of `and digest`.
     """

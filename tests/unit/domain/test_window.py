@@ -1,4 +1,4 @@
-"""A window is measured from the first pod that is told to go, over as many runs as it takes; its parts make it up."""
+"""A window is measured from the first pod that has to go, over as many runs as it takes; its parts make it up."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_window_that_is_open_is_not_opened_again() -> None:
     log = StepLog()
     log.disturbs(WALL_S, 10.0)
     log.disturbed_nothing()
-    assert (log.outage(11.0), log.is_open) == (None, False), "nobody was sent away"
+    assert (log.outage(11.0), log.is_open) == (None, False), "no pod was sent away"
     log.disturbs(WALL_S, 10.0)
     log.disturbs(WALL_S + 5, 15.0)
     log.resumes(Outage(1.0, 2.0), WALL_S + 6, 16.0)

@@ -78,7 +78,7 @@ def changed(body: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 
 def refusal(read: Callable[[str], Any], text: str) -> str:
-    """What is told where `text` cannot be read, "" where it can."""
+    """The problem if `text` cannot be read, "" if it can."""
     try:
         read(text)
     except ConfigError as error:

@@ -267,7 +267,7 @@ def test_killed_again_and_again_every_node_comes_to_its_end_by_one_restart(kills
 
 
 def edit_at_patch(scene: FleetScene, run: ControllerRun, times: float = float("inf")) -> None:
-    """Somebody edits node-0 right before each patch of it, so often."""
+    """Another client edits node-0 right before each patch of it, that number of times."""
     number = itertools.count()
 
     def edit(what: str) -> None:
@@ -281,7 +281,7 @@ def test_a_node_edited_between_the_facts_and_the_act_is_looked_at_again() -> Non
     scene, run, new = upgrading(2)
     edit_at_patch(scene, run, 3)
     check_end(scene, run, new)
-    assert run.reporter.warnings == [], "somebody was faster: that is no news"
+    assert run.reporter.warnings == [], "conflicts are not logged"
 
 
 @pytest.mark.parametrize("parallel", [0, 1])
@@ -430,7 +430,7 @@ def test_what_cannot_be_seen_is_not_decided_on() -> None:
     count = len(run.reporter.warnings)
     run.cluster.lose(FactKind.NODES, "the API server still did not answer")
     run.turn()
-    assert len(run.reporter.warnings) == count, "it is said once"
+    assert len(run.reporter.warnings) == count, "it is logged once"
     for kind in FactKind:
         run.cluster.find(kind)
     check_end(scene, run, new)

@@ -1,6 +1,6 @@
 """Rollouts in a simulated cluster, whatever happens to it. `fleet_world` asserts at every decision and at every act:
 
-never more than the limits, never two of a unit, no node twice, no foreign node, waves in their order, nobody begins
+never more than the limits, never two of a unit, no node twice, no foreign node, waves in their order, no node begins
 without the result of its preflight, no node is restarted uncleared; and in the end everybody is done.
 """
 

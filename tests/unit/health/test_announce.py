@@ -101,7 +101,7 @@ def test_where_the_state_is_not_shown_there_is_the_event_alone() -> None:
     for notice in (WEDGE, END, FIRST):
         announce(cluster, RecordingReporter(), keys, notice)
     assert reasons(cluster) == ["DriverWedged", "DriverRecovered"]
-    assert cluster.killer.calls == ["event", "event"], "no look at the Node that nobody needs"
+    assert cluster.killer.calls == ["event", "event"], "no request for the Node without need"
 
 
 def test_a_state_that_cannot_be_shown_does_not_keep_the_event_back() -> None:

@@ -1,4 +1,4 @@
-"""What is published is what Prometheus reads, and a hung loop is late whatever it last said."""
+"""What is published is what Prometheus reads, and a hung loop is late whatever it reported last."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Observer:
             self.seen = 0
             self.was_healthy = self.was_healthy and RECORD in world.files
         self.was_marked = self.is_marked or (self.was_marked and not lived)
-        assert self.foreign in (None, world.files.get(MARKER)), "somebody else's marker was touched"
+        assert self.foreign in (None, world.files.get(MARKER)), "a foreign marker was touched"
         assert {world.files.get(name, health_world.READY_TEXT) for name in (READY, WITHDRAWN)} == {
             health_world.READY_TEXT
         }
@@ -351,7 +351,7 @@ def test_a_device_that_served_in_this_boot_is_missed_after_another_load_too() ->
     world.start_driver()
     world.turns(LEFT, LEFT)
     assert world.state == "suspect(2)"
-    assert HealthWorld(chip=LEFT).turn(), "nobody knows of the other device"
+    assert HealthWorld(chip=LEFT).turn(), "the other device is unknown"
 
 
 def test_a_device_that_had_left_before_a_swap_is_not_missed_after_it() -> None:

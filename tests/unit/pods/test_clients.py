@@ -41,7 +41,7 @@ UP_TO_25_12, FROM_0_4_1 = (
 
 
 def client(name: str = "exporter-x", **fields: Any) -> Pod:
-    """A pod of somebody's DaemonSet that matches, started long before the driver."""
+    """A pod of a foreign DaemonSet that matches, started long before the driver."""
     known = {"namespace": "monitoring", "labels": {"app": "exporter"}, "started_s": READY_S - 100, "created": CREATED}
     return replace(pod(name), **{**known, "uid": name, **fields})
 
@@ -113,7 +113,7 @@ def test_a_client_that_is_not_listed_yet_is_looked_at_again() -> None:
 
 def test_it_is_settled_once_everybody_is_restarted_and_the_node_shows_it() -> None:
     record = replace(looked(NEW, client("a"), client("b")), is_shown=True)
-    assert not replace(NEW, is_shown=True).is_settled(RULES), "nobody has looked"
+    assert not replace(NEW, is_shown=True).is_settled(RULES), "no look yet"
     for state in ClientState:
         found = record.with_state("a", ClientState.LEFT).with_state("b", state)
         assert found.is_settled(RULES) is (state not in (ClientState.FOUND, ClientState.ASKED))

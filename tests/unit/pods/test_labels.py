@@ -1,4 +1,4 @@
-"""A paused label or switch can always be given back, and nobody's edit is taken for a paused label."""
+"""A paused label or switch can always be given back, and no user's edit is taken for a paused label."""
 
 from __future__ import annotations
 

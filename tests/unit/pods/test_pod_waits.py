@@ -49,7 +49,7 @@ class Waiting(Place):
         self.clock.after(seconds, lambda: self.cluster.add_pod(one))
 
     def ends_at(self, seconds: float, wait: Callable[[], object]) -> None:
-        """SIGTERM comes after so many seconds, and ends the wait at once."""
+        """SIGTERM comes after that number of seconds, and ends the wait at once."""
         self.clock.after(seconds, self.clock.ask_to_end)
         with pytest.raises(Terminated):
             wait()
@@ -147,7 +147,7 @@ def test_on_timeout_every_pod_is_named_with_its_reason() -> None:
 def test_no_time_at_all_names_the_pods_without_a_watch() -> None:
     scene = Waiting(A)
     assert "rbln-system/a" in scene.what_remains(0.0)
-    assert scene.killer.calls == ["pods", "pods"], "what is said of them is looked up"
+    assert scene.killer.calls == ["pods", "pods"], "the details of them are looked up"
     scene.killer.at("pods", lambda: scene.cluster.remove_pod("a"), after=True)
     scene.wait(0.0)
 

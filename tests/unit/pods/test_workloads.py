@@ -429,7 +429,7 @@ def test_a_holder_gets_the_name_and_the_uid_that_the_api_has_for_its_pod() -> No
         assert (found.pod, found.pod_uid) == wanted, (seen, container)
 
 
-# for any pods on a node: each that uses the accelerator has one fate, and nobody is evicted without consent
+# for any pods on a node: each that uses the accelerator has one fate, and no pod is evicted without consent
 
 CONSENTS = ("is_enabled", "forces", "deletes_empty_dirs", "evicts_holders")
 CLASSES = {
@@ -495,7 +495,7 @@ def check_each_user_has_one_fate(scene: NodePods, rules: EvictionRules) -> None:
 def check_only_the_right_pods_are_evicted(scene: NodePods, rules: EvictionRules) -> None:
     for one in workloads(scene, PROFILE, rules):
         if one.action is PodAction.EVICT:
-            assert rules.is_enabled if one.has_asked else rules.evicts_holders, "nobody allowed to evict it"
+            assert rules.is_enabled if one.has_asked else rules.evicts_holders, "its eviction was not allowed"
             assert module.asks_by_itself(one.pod) or not one.pod.selector_keys & {PLUGIN, DRIVER}, "an operand"
             check_evicted(one, scene, rules)
     for one in drained(scene, PROFILE, rules):
@@ -509,7 +509,7 @@ def check_evicted(one: Workload, scene: NodePods, rules: EvictionRules) -> None:
     assert not any((pod.is_mirror, pod.is_over, pod.deleting)), "it cannot be evicted, or need not"
     assert pod.owner_kind != "DaemonSet", "it would come back"
     assert pod.uid not in (scene.enclosing_uid, scene.own_pod.uid if scene.own_pod else None), "our own end"
-    assert pod.owner_kind or rules.forces, "nobody makes it anew"
+    assert pod.owner_kind or rules.forces, "no controller creates it again"
     assert not pod.has_empty_dir or rules.deletes_empty_dirs, "its data is lost"
 
 
@@ -527,7 +527,7 @@ def check_consent_only_adds(scene: NodePods, rules: EvictionRules) -> None:
 
 
 def check_blocked_ones_name_a_consent_that_helps(scene: NodePods, rules: EvictionRules) -> None:
-    """Whoever is told to give consents until none is left to give has given one each time, and then is told none."""
+    """Each round asks for a consent that was not given yet, until none is left."""
     remedies = (module.ENABLE_IT, module.FORCE_IT, module.DELETE_DATA, module.EVICT_HOLDERS)
     consent_of = dict(zip(remedies, CONSENTS, strict=True))
     for _ in range(len(CONSENTS) + 1):

@@ -1,4 +1,4 @@
-"""A command in the foreground of a story: lines where nobody draws, a terminal of its own where somebody looks."""
+"""A command in the foreground of a story: lines if nothing is drawn, a terminal of its own on a screen."""
 
 from __future__ import annotations
 

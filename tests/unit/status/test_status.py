@@ -173,7 +173,7 @@ def test_the_headline(name: str, line: str) -> None:
     assert (first.state, first.since) == (state, since)
     assert first.why.startswith(why), first.why
     listed = attention(found, first)
-    assert len({one.what for one in listed}) == len(listed), "said twice"
+    assert len({one.what for one in listed}) == len(listed), "reported twice"
     if first.state not in (None, READY, UPGRADING):
         assert listed, "a state that needs a hand says what to do"
         assert listed[0].kind in ("held", "interrupted", "journal", "failed", "wedge", "reboot")

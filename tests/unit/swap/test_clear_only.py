@@ -1,6 +1,6 @@
 """A run that only clears the node: it waits for everybody but the driver pod, and leaves the node to its successor.
 
-Killed or told to end at any moment, nothing is lost, nobody is evicted twice, and no node is given back while its
+Killed or stopped at any moment, nothing is lost, no pod is evicted twice, and no node is given back while its
 driver is being unloaded.
 """
 
@@ -34,8 +34,8 @@ class Clearing:
     """A node whose runs are in short-lived pods that clear it, until `go_on`.
 
     Once the Node says that it is cleared, the driver pod is deleted, as a rollout's controller does; `deleted_after_s`
-    None: nobody does. Its container then unloads the driver if nobody else has the device. `bystanders` are users of
-    the device that nobody sees. `users_at_restart` is how many others had the device open when the pod was deleted.
+    None: it stays. Its container then unloads the driver if no other process has the device. `bystanders` are users
+    of the device that the run cannot see. `users_at_restart` counts the others that had it open at the pod's deletion.
     """
 
     def __init__(self, deleted_after_s: float | None = 1.0, bystanders: int = 0, **changes: Any) -> None:
@@ -78,7 +78,7 @@ class Clearing:
         self.world.next_process()
 
     def delete_driver(self) -> None:
-        """The driver pod is deleted, whoever does it; its container unloads the driver, and the next pod comes."""
+        """The driver pod is deleted by any client; its container unloads the driver, and the next pod comes."""
         if self.driver is None or self.driver.deleting:
             return
         self.was_at_work = self.world.host.is_at_work
@@ -126,7 +126,7 @@ class Clearing:
         raise AssertionError(f"never done: {outcome}")
 
     def check_settled(self, *, is_whole: bool = True) -> None:
-        """Raise AssertionError unless the new driver serves, nobody was disturbed twice, and the node is as it was."""
+        """Raise AssertionError unless the new driver serves, no pod was disturbed twice, and the node is as it was."""
         self.go_on()
         assert self.world.is_released
         assert self.world.host.loaded
@@ -152,7 +152,7 @@ EFFECTS, CALLS = effects_and_calls()
 def test_the_node_is_cleared_and_left_to_the_next_pod_which_disturbs_no_pod() -> None:
     made = Clearing()
     assert made.ended().what.startswith("done: the node is cleared")
-    assert made.users_at_restart == 0, "the driver pod was deleted once nobody else had the device"
+    assert made.users_at_restart == 0, "the driver pod was deleted once no other process had the device"
     assert made.driver is None, "the run waits for the pod to have left"
     assert made.journal is not None
     assert (made.journal.cleared, made.journal.owner.pod_uid) == (REVISION, "clear-1")

@@ -113,7 +113,7 @@ FAILURES = {
     "an unmount": Failure(CONTAINER, "stays paused", FAILED, at=UNMOUNT, is_held=True, loaded={}),
     "a sick driver": Failure(MANAGER, f"probe reports…{BACK}", FAILED, {"sick": {"2.0"}}),
     "no device node": Failure(MANAGER, f"no device node appeared…{BACK}", FAILED, {"has_device_nodes": False}, NO_NODE),
-    "a rollback told to end": Failure(PEER, BACK, FAILED, {"sick": {"2.0"}}, {"probe": end}),
+    "a rollback that is stopped": Failure(PEER, BACK, FAILED, {"sick": {"2.0"}}, {"probe": end}),
     "no way back": Failure(MANAGER, NO_WAY, FAILED, {"broken": {"2.0"}, **NEW_ONLY}, is_held=True, loaded={}),
     "an old driver that fails too": Failure(MANAGER, BACK_FAILED, FAILED, BOTH_BAD, is_held=True, loaded={}),
     "sick, no way back": Failure(MANAGER, NO_WAY, FAILED, {"sick": {"2.0"}, **NEW_ONLY}, is_held=True, loaded=NEW),
@@ -363,7 +363,7 @@ def test_a_node_that_was_created_again_from_a_copy_is_given_back(name: str) -> N
 
         world.killer.at_call(call, recreate)
         world.run()
-        assert world.is_released, f"created anew at call {call}"
+        assert world.is_released, f"created again at call {call}"
 
 
 def without_operands() -> World:

@@ -103,7 +103,7 @@ BACK = f"; the old driver {OLD} is loaded again"
         ("nvidia", two_drivers(WARNED, WARNED, 1), 0, NEW, f"driver {NEW} loaded"),
         # KMM#1218, NVSentinel: one of two devices is bad before and after.
         ("rebellions", two_drivers(ONE_SICK, ONE_SICK, 1, 2), 0, NEW, "rbln1 is error, as before the swap"),
-        # The new driver makes the other one bad, too: the old one is back, and its probe says what it said before.
+        # The new driver makes the other one bad, too: the old one is back, and its probe has the same result as before.
         ("rebellions", two_drivers(ONE_SICK, prints(npus("hang", "error")), 1, 2), 5, OLD, f"rbln0 is hang{BACK}"),
         # gpu-operator#2596: a device that served is not listed by the new driver.
         ("nvidia", two_drivers(BOTH, ONE, 1, 2), 5, OLD, f"0000:c2:00.0 missing{BACK}"),

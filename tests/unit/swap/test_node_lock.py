@@ -1,4 +1,4 @@
-"""One patch takes a node, one gives it back or it is held on purpose; neither touches what is somebody else's."""
+"""One patch takes a node, one gives it back or it is held on purpose; neither touches what belongs to others."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def taken(found: Journal = ALL_LABELS, *, is_known: bool = True, **fields: Any) 
 def test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_patch(
     found: Journal, fields: dict[str, Any], calls: list[str]
 ) -> None:
-    """The record of who set it has moved by then; nothing else of the patch is told by its place."""
+    """The record of who set it has moved by then; no other part of the patch is found by its place."""
     scene = taken(found, **fields)
     scene.lock.release(found)
     assert (scene.is_given_back, scene.killer.calls) == (True, calls)
@@ -348,7 +348,7 @@ LAST = key("dra-kubelet-plugin")
         ("", {}, None, None),
         ("false", {}, None, None),
     ],
-    ids=["true", "custom", "long", "edited after the first patch", "paused by somebody", "absent", "empty", "off"],
+    ids=["true", "custom", "long", "edited after the first patch", "paused by a user", "absent", "empty", "off"],
 )
 def test_what_leaves_last_is_paused_and_journaled_in_one_patch(
     value: str | None, known: dict[str, str], paused: str | None, original: str | None

@@ -41,7 +41,7 @@ def upgrade(**changes: Any) -> World:
 
 
 def hold(world: World, *, until_s: float | None = None) -> World:
-    """A process of the host has the device, until it lets go in so many seconds."""
+    """A process of the host has the device, until it lets go after that number of seconds."""
     if until_s is not None:
         world.clock.after(until_s, lambda: world.given(known_holders=(), stuck_users={}))
     return world.given(known_holders=(TRAINER,), stuck_users={"rebellions": 1})
@@ -55,7 +55,7 @@ def taken_at(world: World) -> list[float]:
 
 
 def is_untouched(world: World) -> bool:
-    """True if nobody was ever disturbed; the Node shows how each run ended."""
+    """True if no pod was ever disturbed; the Node shows how each run ended."""
     shown = {KEYS.state, KEYS.version, KEYS.last_outcome}
     quiet = [{*one.labels, *one.annotations} <= shown and one.unschedulable is None for one in world.cluster.patches]
     return all(quiet) and not world.cluster.evicted and world.is_released
@@ -68,7 +68,7 @@ def test_a_process_of_the_host_delays_only_the_run_through_any_number_of_retries
         world.again(BUSY, "trainer (pid 4242) has /dev/rbln0 open")
         assert is_untouched(world)
         assert not world.host.unload_attempts
-        assert NOTE not in world.host.files, "nobody was disturbed, so nobody has to wait"
+        assert NOTE not in world.host.files, "no pod was disturbed, so no run has to wait"
         assert world.killer.calls.count("holders") <= 60.0 / HOLDERS_POLL_S + 3, "all processes are read only so often"
     assert world.clock.now == pytest.approx(1_000.0 + 3 * 60.0, abs=1.0)
 
@@ -128,7 +128,7 @@ def test_the_deadline_begins_after_the_waits_that_disturb_no_pod() -> None:
 
 
 def fail(world: World, runs: int = 1) -> Outcome:
-    """Runs that fail after they have disturbed the operands, for a reason that nobody sees beforehand."""
+    """Runs that fail after they have disturbed the operands, for a reason that cannot be seen beforehand."""
     for _ in range(runs):
         outcome = world.given(stuck_users={"rebellions": 1}).again(BUSY)
         assert world.is_released
@@ -276,7 +276,7 @@ def waiting(now: Situation) -> WaitAfterFailure | None:
 
 
 def failed(policy: Policy = CONTAINER, error: ManagerError | None = None, attempts: int = 1, **facts: Any) -> Situation:
-    """A situation after so many failures."""
+    """A situation after that number of failures."""
     return builders.failed_before(situation(policy, **facts), error, attempts=attempts)
 
 

@@ -410,7 +410,7 @@ def check_makes_way_and_notes_what_went(found: steps.Plan, kinds: list[type], se
         assert (steps.SetFirmwarePath in kinds) is (seen.firmware_path == "")
     if steps.RemoveConflicting in kinds:
         taken = next(step for step in found.steps if isinstance(step, TakeNode))
-        assert taken.journal.removed == ("generic_npu",), "nobody would load it again"
+        assert taken.journal.removed == ("generic_npu",), "it would not be loaded again"
         assert not {UnloadModules, LoadModules} & set(kinds[: kinds.index(steps.RemoveConflicting)])
     if steps.SetFirmwarePath in kinds:
         assert kinds.index(steps.SetFirmwarePath) < kinds.index(LoadModules)
@@ -431,7 +431,7 @@ def test_any_plan_waits_first_spares_the_label_that_places_us_and_treats_users_p
     taken = [step for step in found.steps if isinstance(step, TakeNode)]
     assert not any(own & step.change.labels.keys() for step in taken), "our own end"
     waits = [at for at, kind in enumerate(kinds) if issubclass(kind, WaitStep)]
-    assert waits == list(range(0, 2 * len(waits), 2)), "somebody is asked for something before the waits"
+    assert waits == list(range(0, 2 * len(waits), 2)), "something is requested before the waits"
     assert steps.WaitAfterFailure not in kinds[1:]
     check_treats_users_pods_well(found, kinds, obs, policy)
     afters = [step.after for step in found.steps if isinstance(step, PlanAgain)]
@@ -451,8 +451,8 @@ def check_treats_users_pods_well(found: steps.Plan, kinds: list[type], obs: Obse
     blocked = [one for one in found.workloads if one.action is PodAction.BLOCK and one.has_asked]
     assert not blocked, "it begins all the same"
     if clears or steps.PauseLast in kinds or steps.AskOperator in kinds or steps.WaitForCompletion in kinds:
-        assert obs.host is not None, "nobody has to leave where nothing is unloaded"
-        assert "rebellions" in obs.host.modules, "nobody has to leave where nothing is unloaded"
+        assert obs.host is not None, "no pod has to leave if nothing is unloaded"
+        assert "rebellions" in obs.host.modules, "no pod has to leave if nothing is unloaded"
     for clear in clears:
         assert not is_managed(Situation.of(obs, PROFILE, Policy())), "the operator evicts"
         assert kinds.index(TakeNode) < kinds.index(clear) < kinds.index(UnloadModules)

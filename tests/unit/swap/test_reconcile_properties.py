@@ -1,4 +1,4 @@
-"""Whole runs on the fakes: whatever kills or supersedes them, and whoever edits the Node meanwhile, nothing is lost."""
+"""Whole runs on the fakes: whatever kills or supersedes them or edits the Node meanwhile, nothing is lost."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def check_converged(world: World, name: str, *, rebooted: bool) -> None:
 
 
 def without_peers(state: State) -> State:
-    """A reboot ends what somebody had loaded above the driver, set in it, or bound: it belongs to the boot."""
+    """A reboot ends what a user had loaded above the driver, set in it, or bound: it belongs to the boot."""
     modules = {name: one for name, one in state.modules.items() if name != "rebellions_peer"}
     devices = tuple(replace(one, virtual_count=0) for one in state.devices)
     return dataclasses.replace(state, modules=modules, given={}, bindings=(), devices=devices)

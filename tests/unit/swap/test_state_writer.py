@@ -47,7 +47,7 @@ def patched(world: World) -> list[str | None]:
 
 
 def shows(world: World, state: NodeState, **more: object) -> World:
-    """Somebody made the Node show this."""
+    """Another client made the Node show this."""
     text = node_state.encode(replace(LastOutcome(state, 0, "earlier", ended="then", since="then"), **more))
     world.cluster.edit({KEYS.state: state.value}, annotations={KEYS.last_outcome: text})
     return world

@@ -53,7 +53,7 @@ POLL_S = 0.05
 
 
 class Exporter:
-    """A DaemonSet of `TEAM`, which the real controller runs. Its pod on the node is a client where a run is told so."""
+    """A DaemonSet of `TEAM`, which the real controller runs. Its pod on the node may be a client."""
 
     def __init__(self, made: Workloads, node: Node) -> None:
         self._node = node
@@ -497,7 +497,7 @@ class Scene:
         return self.start().end()
 
     def settle(self) -> None:
-        """Return once the kernel of the host has done what it was told."""
+        """Return once the kernel of the host has done what was written to it."""
         if self.bus is not None:
             self.bus.settle()
 

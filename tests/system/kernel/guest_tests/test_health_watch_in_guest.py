@@ -32,7 +32,7 @@ HEALTHY = """echo '{"devices": [{"name": "rbln0", "status": "normal"}]}'"""
 
 
 class Tool:
-    """`rbln-smi` in the driver root: a probe that hangs in the kernel until it is told to be healthy."""
+    """`rbln-smi` in the driver root: a probe that hangs in the kernel until a file makes it healthy."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -31,7 +31,7 @@ class MountedHost:
 
     @property
     def environment(self) -> dict[str, str]:
-        """How the command is told of it."""
+        """The command's settings for it."""
         return {"HOST_ROOT": str(self.root), "PROC_ROOT": "/proc", "SYS_ROOT": "/sys", "DEV_ROOT": "/dev"}
 
     def add_driver(self, roots: DriverRoots, variant: str) -> None:
@@ -140,7 +140,7 @@ CUSTOM_PATH = Path("/sys/module/firmware_class/parameters/path")
 
 @pytest.fixture
 def with_firmware(roots: DriverRoots, tmp_path: Path) -> Iterator[Path]:
-    """A driver root that brings the firmware that its module asks for; the kernel is told of no folder in the end."""
+    """A driver root that brings the firmware that its module asks for; the kernel's setting is empty in the end."""
     root = tmp_path / "needs-firmware"
     shutil.copytree(roots["needs-firmware"], root)
     (root / "lib/firmware/rebellions").mkdir(parents=True)

@@ -33,7 +33,7 @@ def test_the_kernel_monitor_sees_module_and_device_without_udevd(roots: DriverRo
 
 
 def test_no_two_loads_of_a_driver_have_one_number(roots: DriverRoots) -> None:
-    """Whoever waits for another load of the same version has nothing else by which to tell the two apart."""
+    """Only this distinguishes two loads of the same version."""
     host, seen = HostRoots(*map(Path, ("/", "/proc", "/sys", "/dev"))), list[str]()
     for _ in range(LOADS):
         assert load_text(host, PROFILE.modules) == ""

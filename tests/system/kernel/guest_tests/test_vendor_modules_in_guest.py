@@ -112,7 +112,7 @@ def loaded_in_order(*names: str) -> list[str]:
 
 
 def load_with_a_parameter(gaudi: Vendor) -> None:
-    """The old driver, with one of its parameters as somebody has set it."""
+    """The old driver, with one of its parameters as a user has set it."""
     for name in GAUDI:
         options = ("timeout_locked=5",) if name == "habanalabs" else ()
         assert run("modprobe", "-d", gaudi.root("vendors-v1"), name, *options).status == 0
