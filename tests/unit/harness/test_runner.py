@@ -142,11 +142,22 @@ def test_a_share_is_passed_on_to_pytest(only: None, logs: Path) -> None:
     assert (logs / "it.log").read_text() == "-m pytest -q --run submission --share 2/3 tests\n"
 
 
-@pytest.mark.parametrize(("ci", "status"), [("true", 1), ("", 0)])
-def test_a_tier_that_cannot_run_fails_in_ci(ci: str, status: int, only: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("ci", "names", "absent", "status"),
+    [
+        ("true", [], "node", 1),
+        ("", [], "node", 0),
+        ("", ["it"], "node", 1),
+        ("true", ["it"], "kernel", 0),
+    ],
+    ids=["in CI", "on a laptop", "asked for by name", "a tier of other parts"],
+)
+def test_a_tier_that_cannot_run_fails_in_ci_and_where_its_part_is_asked_for(
+    ci: str, names: list[str], absent: str, status: int, only: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CI", ci)
-    monkeypatch.setattr(runner, "lacking", lambda: {"node": "no kubelet"})
-    assert runner.whole(SUBMISSION, [], None) == status
+    monkeypatch.setattr(runner, "lacking", lambda: {absent: "no binary"})
+    assert runner.whole(SUBMISSION, names, None) == status
 
 
 def test_the_node_tier_is_asked_once_the_control_plane_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
