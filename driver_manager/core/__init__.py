@@ -1,1 +1,1 @@
-"""The programs' effects, on ports only: one room each for reconcile, the rebooter and health-watch."""
+"""The programs' effects, on ports only: one package each for reconcile, the rebooter and health-watch."""

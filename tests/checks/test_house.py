@@ -1,4 +1,4 @@
-"""The rules of the code base: rooms and imports, sizes, names of classes and vendors, the layout of the tests."""
+"""The rules of the code base: packages and imports, sizes, names of classes and vendors, the layout of the tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHORT = {
 }
 """Modules of at most SHORT_LINES lines, each with its reason."""
 
-# Rooms and imports.
+# Packages and imports.
 
 LAYERS = {
     "domain": set[str](),
@@ -58,18 +58,18 @@ LAYERS = {
     "adapters/host": {"adapters/process", "core", "domain", "domain/health", "domain/reboot", "domain/recovery"},
     "adapters/report": {"adapters/host", "adapters/process", "core", "domain", "domain/fleet", "domain/health"},
 }
-"""What each room may import besides itself, from the ground up: only rooms above it in this table. `cli` and `sandbox`
-are the edge and wire the rest."""
+"""What each package may import besides itself, from the ground up: only packages above it in this table. `cli` and
+`sandbox` are the edge and wire the rest."""
 
 PORTS = {"core/fleet_ports.py", "core/ports.py", "core/ports_base.py"}
 """The protocols of the core: all that adapters may import from it."""
 
 EDGE = {"cli", "sandbox", "__main__", "__init__"}
 FLOORS = {"domain", "core", "adapters"}
-"""Folders whose folders are rooms of their own."""
+"""Folders whose folders are packages of their own."""
 
-OWN_ROOMS = {"domain/recovery.py", "domain/status.py"}
-"""Modules that are rooms of their own, because they import rooms beside them."""
+OWN_PACKAGES = {"domain/recovery.py", "domain/status.py"}
+"""Modules that are packages of their own, because they import packages beside them."""
 
 THIRD_PARTY = {"click", "kubernetes", "psutil", "pyudev", "tenacity", "urllib3", "yaml", "zstandard"}
 KUBERNETES = {"adapters/kube/kubeconfig.py"}
@@ -104,10 +104,10 @@ def tree_of(text: str) -> ast.Module:
     return ast.parse(text)
 
 
-def room_of(module: str) -> str:
-    """The room of a module: its folder, or its own name at the top."""
+def package_of(module: str) -> str:
+    """The package of a module: its folder, or its own name at the top."""
     first, *rest = module.split("/")
-    if module in OWN_ROOMS:
+    if module in OWN_PACKAGES:
         return module.removesuffix(".py")
     return f"{first}/{rest[0]}" if first in FLOORS and len(rest) > 1 else first.removesuffix(".py")
 
@@ -134,29 +134,33 @@ def own_modules(text: str) -> set[str]:
     return found
 
 
-def own_rooms(text: str) -> set[str]:
-    return {room_of(module) for module in own_modules(text)}
+def own_packages(text: str) -> set[str]:
+    return {package_of(module) for module in own_modules(text)}
 
 
 def outside(text: str) -> set[str]:
     return {name.split(".")[0] for name in imports(text)}
 
 
-def inside(*rooms: str) -> dict[str, str]:
-    """The modules of these top rooms and of the rooms in them."""
-    return {name: text for name, text in texts().items() if name.split("/")[0].removesuffix(".py") in rooms}
+def inside(*packages: str) -> dict[str, str]:
+    """The modules of these top packages and of the packages in them."""
+    return {name: text for name, text in texts().items() if name.split("/")[0].removesuffix(".py") in packages}
 
 
 @pytest.mark.submission
-def test_a_room_imports_only_rooms_above_it_in_the_table() -> None:
-    rooms = {name: room_of(name) for name in texts()}
-    inner = {name for name, room in rooms.items() if room not in EDGE and not name.endswith("__init__.py")}
-    assert {rooms[name] for name in inner} == set(LAYERS) - {"profiles", "schemas"}, "a room without a row in LAYERS"
+def test_a_package_imports_only_packages_above_it_in_the_table() -> None:
+    packages = {name: package_of(name) for name in texts()}
+    inner = {name for name, package in packages.items() if package not in EDGE and not name.endswith("__init__.py")}
+    assert {packages[name] for name in inner} == set(LAYERS) - {"profiles", "schemas"}, (
+        "a package without a row in LAYERS"
+    )
     inner |= {"profiles/__init__.py", "schemas/__init__.py"}
-    wrong = {name: own_rooms(texts()[name]) - LAYERS[rooms[name]] - {rooms[name]} for name in inner}
+    wrong = {name: own_packages(texts()[name]) - LAYERS[packages[name]] - {packages[name]} for name in inner}
     assert not {name: found for name, found in wrong.items() if found}
     order = list(LAYERS)
-    assert not [(room, one) for room in order for one in LAYERS[room] if order.index(one) > order.index(room)]
+    assert not [
+        (package, one) for package in order for one in LAYERS[package] if order.index(one) > order.index(package)
+    ]
 
 
 def test_protocols_and_adapters_import_only_protocols_of_the_core() -> None:
@@ -187,19 +191,19 @@ def test_the_domain_is_pure() -> None:
 
 def test_third_party_packages_processes_and_sockets_are_outside_of_the_core() -> None:
     for module, text in texts().items():
-        room = module.split("/")[0].removesuffix(".py")
+        package = module.split("/")[0].removesuffix(".py")
         forbidden = set[str]()
-        if room in ("core", "domain", "profiles", "__init__", "__main__"):
+        if package in ("core", "domain", "profiles", "__init__", "__main__"):
             forbidden |= THIRD_PARTY
-        if room not in ("adapters", "sandbox"):
-            forbidden |= {"subprocess"} if room == "cli" else STARTERS_AND_CLOCKS
+        if package not in ("adapters", "sandbox"):
+            forbidden |= {"subprocess"} if package == "cli" else STARTERS_AND_CLOCKS
         assert not outside(text) & forbidden, module
     assert {name for name, text in texts().items() if "kubernetes" in outside(text)} == KUBERNETES
 
 
 def test_only_the_edge_imports_the_edge() -> None:
-    inner = {name: text for name, text in texts().items() if room_of(name) not in EDGE}
-    assert [name for name, text in inner.items() if own_rooms(text) & {"cli", "sandbox"}] == []
+    inner = {name: text for name, text in texts().items() if package_of(name) not in EDGE}
+    assert [name for name, text in inner.items() if own_packages(text) & {"cli", "sandbox"}] == []
 
 
 def takers(*kinds: str) -> set[str]:
@@ -302,7 +306,19 @@ def test_vendors_are_named_only_where_there_is_a_reason() -> None:
 FOLDERS = ("unit", "system", "checks", "assurance")
 """Folders of test modules. `assurance` also has its tools for mutants, fuzzing and measuring."""
 
-UNIT_ROOMS = {"adapters", "cli", "domain", "fleet", "harness", "health", "pods", "reboot", "sandbox", "status", "swap"}
+UNIT_FOLDERS = {
+    "adapters",
+    "cli",
+    "domain",
+    "fleet",
+    "harness",
+    "health",
+    "pods",
+    "reboot",
+    "sandbox",
+    "status",
+    "swap",
+}
 IMPORT = re.compile(r"^\s*(?:from\s+(tests[\w.]*)\s+import\s+(\([^)]*\)|.*)|import\s+(tests[\w.]*))", re.MULTILINE)
 BORROWED = re.compile(r"\b(?:test_\w+|conftest)\b")
 
@@ -323,12 +339,12 @@ def layout_faults(tests: Path) -> list[str]:
 
 def test_every_test_module_is_in_its_folder_with_a_name_of_its_own_and_none_imports_another(tmp_path: Path) -> None:
     assert layout_faults(TESTS) == []
-    assert {path.parent.name for path in (TESTS / "unit").rglob("test_*.py")} == UNIT_ROOMS
+    assert {path.parent.name for path in (TESTS / "unit").rglob("test_*.py")} == UNIT_FOLDERS
     names = [path.name for path in TESTS.rglob("test_*.py")]
     assert sorted(names) == sorted(set(names)), "pytest identifies modules without packages by their names"
     (tmp_path / "support").mkdir()
     (tmp_path / "support/test_x.py").touch()
-    (tmp_path / "support/x.py").write_text("from tests.checks.test_house import ROOMS\n")
+    (tmp_path / "support/x.py").write_text("from tests.checks.test_house import FOLDERS\n")
     assert layout_faults(tmp_path) == [
         "support/test_x.py: a test module belongs to one of unit, system, checks, assurance",
         "support/x.py: imports test_house",

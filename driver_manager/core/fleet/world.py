@@ -45,7 +45,7 @@ def is_older(version: str, than: str) -> bool:
     return one is not None and other is not None and one < other
 
 
-class _Room(Struct):
+class _Objects(Struct):
     """The objects of one subject by name. `lost` is why they may be outdated, "" if they are not."""
 
     items: dict[str, Item] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class FleetCache:
         self._namespace = namespace
         self._profile = profile
         self._clears_first = clears_first
-        self._rooms: dict[Subject, _Room] = {}
+        self._objects: dict[Subject, _Objects] = {}
         self._ended: set[str] = set()
         self._kept: set[str] = set()
         self._searched: frozenset[str] | None = None
@@ -75,24 +75,24 @@ class FleetCache:
 
     def apply(self, change: Change) -> bool:
         """Apply the change; True if the next decision may differ because of it."""
-        room = self._rooms.setdefault(change.subject, _Room())
+        objects = self._objects.setdefault(change.subject, _Objects())
         match change:
             case Listed():
-                return self._list(room, change)
+                return self._list(objects, change)
             case Seen():
-                return self._see(room, change.item)
+                return self._see(objects, change.item)
             case Gone():
-                return self._end(room, change.name, change.version)
+                return self._end(objects, change.name, change.version)
             case Lost():
-                is_news, room.lost = not room.lost, change.why
+                is_news, objects.lost = not objects.lost, change.why
                 return is_news
             case Found():
-                is_news, room.lost = bool(room.lost), ""
+                is_news, objects.lost = bool(objects.lost), ""
                 return is_news
 
     def learn(self, subject: Subject, item: Item) -> None:
         """Apply the answer to a write of the controller, so that the next decision includes it."""
-        self._see(self._rooms.setdefault(subject, _Room()), item)
+        self._see(self._objects.setdefault(subject, _Objects()), item)
 
     def end_pod(self, uid: str) -> None:
         """Record that the controller deleted the pod; it counts as being deleted until the watch shows that."""
@@ -108,26 +108,26 @@ class FleetCache:
 
     def doubt(self, subject: Subject, name: str) -> None:
         """Record a conflict: the server has a newer object, so its next event is a change even with equal facts."""
-        room = self._rooms.get(subject)
-        if room is not None and name in room.items:
-            self._doubted.add(room.items[name].uid)
+        objects = self._objects.get(subject)
+        if objects is not None and name in objects.items:
+            self._doubted.add(objects.items[name].uid)
 
-    def _list(self, room: _Room, change: Listed) -> bool:
-        is_news = not room.is_listed or bool(room.lost)
-        room.is_listed, room.lost = True, ""
+    def _list(self, objects: _Objects, change: Listed) -> bool:
+        is_news = not objects.is_listed or bool(objects.lost)
+        objects.is_listed, objects.lost = True, ""
         there = {item.name for item in change.items}
         for item in change.items:
-            is_news |= self._see(room, item)
+            is_news |= self._see(objects, item)
         # An object that is newer than the list was created after it; the watch shows it.
-        for name in room.items.keys() - there:
-            is_news |= self._end(room, name, change.version)
+        for name in objects.items.keys() - there:
+            is_news |= self._end(objects, name, change.version)
         return is_news
 
-    def _see(self, room: _Room, item: Item) -> bool:
-        known = room.items.get(item.name)
+    def _see(self, objects: _Objects, item: Item) -> bool:
+        known = objects.items.get(item.name)
         if known is not None and is_older(item.version, known.version):
             return False
-        room.items[item.name] = item
+        objects.items[item.name] = item
         if isinstance(item.fact, FleetNode):
             self._known.add(item.uid)
         if known is None:
@@ -141,12 +141,12 @@ class FleetCache:
         self._doubted.discard(item.uid)
         return is_doubted or known.owner != item.owner or not _is_same(known.fact, item.fact)
 
-    def _end(self, room: _Room, name: str, version: str) -> bool:
+    def _end(self, objects: _Objects, name: str, version: str) -> bool:
         """Forget the object, unless it is newer than `version`."""
-        known = room.items.get(name)
+        known = objects.items.get(name)
         if known is None or is_older(version, known.version):
             return False
-        del room.items[name]
+        del objects.items[name]
         self._drop(known)
         return True
 
@@ -165,7 +165,7 @@ class FleetCache:
         """True if the node has failed, or is under way and its driver was restarted: its old pod is gone, or ends."""
         if node.state_word == UpgradeState.FAILED.value:
             return True
-        pods = (item.fact for room in self._rooms.values() for item in room.items.values())
+        pods = (item.fact for objects in self._objects.values() for item in objects.items.values())
         is_untouched = any(
             isinstance(pod, DriverPod) and pod.uid == record.pod and not pod.is_deleting and pod.uid not in self._ended
             for pod in pods
@@ -228,9 +228,9 @@ class FleetCache:
         raise ConfigError(f"namespace {self._namespace} has {len(rollouts)} rollouts", remedy)
 
     def keep_only(self, subjects: frozenset[Subject]) -> None:
-        for subject in self._rooms.keys() - subjects:
-            del self._rooms[subject]
-        if NODES not in self._rooms:
+        for subject in self._objects.keys() - subjects:
+            del self._objects[subject]
+        if NODES not in self._objects:
             self._known.clear()
 
     def rollouts(self) -> tuple[RolloutObject, ...]:
@@ -249,16 +249,18 @@ class FleetCache:
         return self._why_unknown(self.needed(policy))
 
     def _why_unknown(self, subjects: Iterable[Subject]) -> str:
-        rooms = ((subject, self._rooms.get(subject, _Room())) for subject in subjects)
-        reasons = (room.lost or ("" if room.is_listed else f"{subject} are not listed yet") for subject, room in rooms)
+        known = ((subject, self._objects.get(subject, _Objects())) for subject in subjects)
+        reasons = (
+            objects.lost or ("" if objects.is_listed else f"{subject} are not listed yet") for subject, objects in known
+        )
         return next(filter(None, reasons), "")
 
     def is_listed(self, subject: Subject) -> bool:
-        return subject in self._rooms and self._rooms[subject].is_listed
+        return subject in self._objects and self._objects[subject].is_listed
 
     def why_unread(self) -> str:
         """Why subjects are lost, or one is not listed yet; "" if all can be read."""
-        lost = sorted({room.lost for room in self._rooms.values() if room.lost})
+        lost = sorted({objects.lost for objects in self._objects.values() if objects.lost})
         return "; ".join(lost) or self._why_unknown(self.subjects())
 
     def fleet(
@@ -353,8 +355,8 @@ class FleetCache:
 
     def _facts(self, subject: Subject, kind: type[F], owner: str | None = None) -> Iterable[F]:
         """The facts of a subject; only those that `owner` controls, if given."""
-        room = self._rooms.get(subject)
-        for item in room.items.values() if room is not None else ():
+        objects = self._objects.get(subject)
+        for item in objects.items.values() if objects is not None else ():
             if isinstance(item.fact, kind) and owner in (None, item.owner):
                 yield item.fact
 

@@ -388,21 +388,23 @@ class Witness:
 
     def __init__(self, api: Api, name: str) -> None:
         self._api = api
-        self._rooms = (_Room("/api/v1/nodes", f"fleet={name}"), _Room(PODS, f"app={name}"))
+        self._objects = (_Objects("/api/v1/nodes", f"fleet={name}"), _Objects(PODS, f"app={name}"))
         self._found: list[tuple[int, str, Json]] = []
         self._began = 0
         self._watches: list[Watch] = []
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
-        for room in self._rooms:
-            listed = self._api.request("GET", room.path, params={"labelSelector": room.selector})
+        for objects in self._objects:
+            listed = self._api.request("GET", objects.path, params={"labelSelector": objects.selector})
             for one in listed["items"]:
-                self._take(room, "ADDED", one)
+                self._take(objects, "ADDED", one)
             version = listed["metadata"]["resourceVersion"]
             self._began = max(self._began, int(version))
-            watch = self._api.watch(room.path, timeout_s=WATCH_S, resourceVersion=version, labelSelector=room.selector)
-            thread = threading.Thread(target=self._follow, args=(room, watch), name=f"witness of {room.path}")
+            watch = self._api.watch(
+                objects.path, timeout_s=WATCH_S, resourceVersion=version, labelSelector=objects.selector
+            )
+            thread = threading.Thread(target=self._follow, args=(objects, watch), name=f"witness of {objects.path}")
             self._watches.append(watch)
             self._threads.append(thread)
             thread.start()
@@ -418,10 +420,10 @@ class Witness:
             watch.close()
 
     def caught_up(self) -> Self:
-        for room in self._rooms:
-            there = self._api.list(room.path, labelSelector=room.selector)
+        for objects in self._objects:
+            there = self._api.list(objects.path, labelSelector=objects.selector)
             newest = max((int(one["metadata"]["resourceVersion"]) for one in there), default=0)
-            wait_until(lambda room=room, newest=newest: room.seen >= newest, "the witness has seen all")  # type: ignore[misc]
+            wait_until(lambda objects=objects, newest=newest: objects.seen >= newest, "the witness has seen all")  # type: ignore[misc]
         return self
 
     def served(self) -> dict[str, list[str]]:
@@ -499,17 +501,17 @@ class Witness:
             if version > self._began:
                 yield nodes, pods
 
-    def _follow(self, room: _Room, watch: Watch) -> None:
+    def _follow(self, objects: _Objects, watch: Watch) -> None:
         for kind, one in watch:
-            self._take(room, kind, one)
+            self._take(objects, kind, one)
 
-    def _take(self, room: _Room, kind: str, one: Json) -> None:
+    def _take(self, objects: _Objects, kind: str, one: Json) -> None:
         version = int(one["metadata"]["resourceVersion"])
         self._found.append((version, kind, one))
-        room.seen = max(room.seen, version)
+        objects.seen = max(objects.seen, version)
 
 
-class _Room:
+class _Objects:
     """One kind of objects. `seen` is the newest resourceVersion of one of them that came."""
 
     def __init__(self, path: str, selector: str) -> None:
