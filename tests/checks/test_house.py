@@ -306,19 +306,7 @@ def test_vendors_are_named_only_where_there_is_a_reason() -> None:
 FOLDERS = ("unit", "system", "checks", "assurance")
 """Folders of test modules. `assurance` also has its tools for mutants, fuzzing and measuring."""
 
-UNIT_FOLDERS = {
-    "adapters",
-    "cli",
-    "domain",
-    "fleet",
-    "harness",
-    "health",
-    "pods",
-    "reboot",
-    "sandbox",
-    "status",
-    "swap",
-}
+UNIT_PARTS = {"adapters", "cli", "domain", "fleet", "harness", "health", "pods", "reboot", "sandbox", "status", "swap"}
 IMPORT = re.compile(r"^\s*(?:from\s+(tests[\w.]*)\s+import\s+(\([^)]*\)|.*)|import\s+(tests[\w.]*))", re.MULTILINE)
 BORROWED = re.compile(r"\b(?:test_\w+|conftest)\b")
 
@@ -339,7 +327,7 @@ def layout_faults(tests: Path) -> list[str]:
 
 def test_every_test_module_is_in_its_folder_with_a_name_of_its_own_and_none_imports_another(tmp_path: Path) -> None:
     assert layout_faults(TESTS) == []
-    assert {path.parent.name for path in (TESTS / "unit").rglob("test_*.py")} == UNIT_FOLDERS
+    assert {path.parent.name for path in (TESTS / "unit").rglob("test_*.py")} == UNIT_PARTS
     names = [path.name for path in TESTS.rglob("test_*.py")]
     assert sorted(names) == sorted(set(names)), "pytest identifies modules without packages by their names"
     (tmp_path / "support").mkdir()

@@ -226,9 +226,7 @@ def test_every_policy_compiles_and_an_expression_that_does_not_is_found(policies
 def test_no_honest_patch_is_denied(policies: Path) -> None:
     asked = [review(vendor, sender, change) for vendor, _, sender, change in HONEST]
     answers = reviewed(policies, asked, may)
-    assert {
-        (vendor, what): expected for (vendor, what, *_), expected in zip(HONEST, answers, strict=True) if expected
-    } == {}
+    assert {(vendor, what): answer for (vendor, what, *_), answer in zip(HONEST, answers, strict=True) if answer} == {}
 
 
 @pytest.mark.submission
@@ -240,8 +238,8 @@ def test_every_forged_patch_is_denied_with_its_reason(
     cases = [case for case in FORGED if case[0] in vendors]
     asked = [review(vendor, sender, change, subresource) for vendor, _, sender, change, _ in cases]
     answers = reviewed(policies, asked, may)
-    output = zip(cases, answers, strict=True)
-    assert [(vendor, what, text) for (vendor, what, *_, reason), text in output if reason not in text] == []
+    answered = zip(cases, answers, strict=True)
+    assert [(vendor, what, text) for (vendor, what, *_, reason), text in answered if reason not in text] == []
 
 
 @pytest.mark.submission
@@ -257,6 +255,6 @@ def test_a_node_is_created_with_a_journal_only_by_who_may_write_one(policies: Pa
     fresh = a_node("rebellions")
     plain = {**fresh, "metadata": {"name": NODE}}
     asked = [update(KUBELET, None, plain), update(ADMIN, None, fresh), update(KUBELET, None, fresh)]
-    output = reviewed(policies, asked, may)
-    assert output[:2] == ["", ""]
-    assert PROFILES["rebellions"].keys.journal in output[2]
+    answers = reviewed(policies, asked, may)
+    assert answers[:2] == ["", ""]
+    assert PROFILES["rebellions"].keys.journal in answers[2]

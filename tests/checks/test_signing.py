@@ -88,8 +88,8 @@ def test_what_is_signed_is_verified_by_the_script_and_by_openssl_alone(folder: P
         signature.write_bytes(base64.b64decode(envelope["signatures"][0]["sig"]))
         openssl("pkeyutl", "-verify", "-pubin", "-inkey", public, "-rawin", "-in", data, "-sigfile", signature)
     bill = json.loads(base64.b64decode(json.loads((folder / envelopes[0]).read_text())["payload"]))
-    output = json.loads((folder / BILL).read_text())
-    assert (bill["predicateType"], bill["predicate"]) == ("https://cyclonedx.org/bom", output)
+    document = json.loads((folder / BILL).read_text())
+    assert (bill["predicateType"], bill["predicate"]) == ("https://cyclonedx.org/bom", document)
     assert [one["name"] for one in bill["subject"]] == [IMAGE]
 
 

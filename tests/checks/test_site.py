@@ -1,4 +1,4 @@
-"""The docs as a site: links lead somewhere, every page is listed, pictures can be drawn, all is loaded from it."""
+"""The docs as a site: links lead somewhere, every page is listed, pictures can be drawn, nothing is external."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ NAME = "driver"
 LABEL = {"accelerator": "true"}
 TOKEN = "of-the-controller"
 SITE = Path(__file__).parents[2] / "support/control_plane/pod_site"
-MESSAGE = "kubelet has what it needs, as its message says at some length on every one of all the nodes"
+TEXT = "kubelet has what it needs, as its message says at some length on every one of all the nodes"
 IMAGES, LABELS = 50, 40
 """A kubelet reports 50 images (kubelet, nodeStatusMaxImages); node-feature-discovery makes some dozens of labels."""
 
@@ -49,11 +49,8 @@ def heavy_node(name: str) -> Obj:
     images = [{"names": those, "sizeBytes": number * 10**6} for number, those in enumerate(names)]
     body = slim_node(name)
     body["metadata"]["labels"] |= labels
-    body["metadata"] |= {
-        "managedFields": [managed],
-        "annotations": {"csi.volume/nodeid": MESSAGE, "node.alpha/ttl": "0"},
-    }
-    well = {"status": "False", "reason": "AllIsWell", "message": MESSAGE, "lastHeartbeatTime": "2026-01-02T03:04:05Z"}
+    body["metadata"] |= {"managedFields": [managed], "annotations": {"csi.volume/nodeid": TEXT, "node.alpha/ttl": "0"}}
+    well = {"status": "False", "reason": "AllIsWell", "message": TEXT, "lastHeartbeatTime": "2026-01-02T03:04:05Z"}
     pressures = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
     body["status"]["conditions"] += [{"type": kind, **well} for kind in pressures]
     body["status"] |= {"images": images, "addresses": [{"type": "Hostname", "address": name}]}
@@ -61,7 +58,7 @@ def heavy_node(name: str) -> Obj:
 
 
 def slim_node(name: str) -> Obj:
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": MESSAGE}
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": TEXT}
     return {
         "metadata": {"name": name, "labels": {**LABEL, "kubernetes.io/hostname": name}},
         "status": {"nodeInfo": {"bootID": f"boot-of-{name}"}, "conditions": [ready]},
@@ -111,7 +108,7 @@ class BigFleet:
             time.sleep(0.02)
 
     def start(self, folder: Path) -> Running:
-        """The controller, in a pod, by what it can see."""
+        """The controller; all that it can see is as in a pod."""
         last_line = folder / "last-line"
         last_line.touch()
         argv = [sys.executable, "-m", "driver_manager", "rollout", "controller", "--profile", PROFILE.name]
@@ -200,7 +197,7 @@ def measure_rolled(plane: ControlPlane, folder: Path) -> list[Figure]:
 
 
 def world_of(size: int) -> FleetCache:
-    """What a controller knows in the middle of a rollout over that number of nodes: two fifths done, some under way."""
+    """What a controller knows in the middle of a rollout over `size` nodes: two fifths done, some under way."""
     read, keys, world = readers(PROFILE.keys, zone), PROFILE.keys, FleetCache(NAMESPACE)
     done, under_way = 2 * size // 5, size // 50
 

@@ -90,7 +90,7 @@ def cpu_s(pid: int) -> float:
 
 
 def _highest_mib(process: subprocess.Popen[bytes], port: int, starts: Path, probes: int) -> float:
-    """Wait until that number of probes was started; the most memory seen meanwhile, once the lean interpreter runs."""
+    """Wait until `probes` probes were started; the most memory seen meanwhile, once the lean interpreter runs."""
     end, highest_mib = time.monotonic() + BOUND_S, 0.0
     while starts.stat().st_size < probes:
         if process.poll() is not None or time.monotonic() > end:
@@ -134,7 +134,7 @@ def measure_rebooter(plane: ControlPlane, folder: Path) -> list[Figure]:
 
 
 def measure_watch_requests(plane: ControlPlane, folder: Path) -> list[Figure]:
-    """How often health-watch asks an API server that it knows, over some hundred probes."""
+    """How often health-watch asks the API server of its kubeconfig, over some hundred probes."""
     tree, starts = counting_tree(folder)
     with Proxy.before(plane) as proxy:
         with watching(tree, INTERVAL, KUBECONFIG=str(plane.kubeconfig(plane.agent.token, proxy.url))):

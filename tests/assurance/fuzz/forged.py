@@ -197,11 +197,11 @@ def run_on_forged_state(data: bytes) -> None:
     choices = Choices(data)
     make = choices.one(WORLDS)
     world = make()
-    output, record = journal_of(choices), record_of(choices)
+    claims, record = journal_of(choices), record_of(choices)
     world.host.offers[EVIL_ROOT] = EVIL_VERSION
     world.cluster.edit({PLUGIN: choices.one(("true", PAUSED, f"gold_{PAUSED}")), "example.com/foo": PAUSED})
     before = world.state().labels
-    world.cluster.edit(annotations={world.profile.keys.journal: encode(output)})
+    world.cluster.edit(annotations={world.profile.keys.journal: encode(claims)})
     if record is not None:
         world.host.files[world.profile.paths.run_record(RUN)] = host_record.encode(record)
     done = set[str]()

@@ -188,7 +188,7 @@ def instrument() -> None:
 
 
 def campaign(target: Target, *, runs: int, seconds: float, seed: int) -> Campaign:
-    """Runs of a target, in at most `seconds` seconds. Raises OSError."""
+    """`runs` runs of a target, in at most `seconds` seconds. Raises OSError."""
     FOUND.mkdir(parents=True, exist_ok=True)
     begun_s = time.monotonic()
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -201,13 +201,13 @@ def campaign(target: Target, *, runs: int, seconds: float, seed: int) -> Campaig
             sys.exit(0)
         status = _wait(pid, seconds + GRACE_S)
         output.seek(0)
-        found = output.read().decode(errors="replace")
-    count, coverage = (_COUNTS.findall(found) or [("0", "0")])[-1]
-    (done,) = re.findall(r"Done (\d+) runs", found)[-1:] or [count]
-    saved = tuple(Path(name) for name in re.findall(r"written to (\S+)", found))
+        text = output.read().decode(errors="replace")
+    count, coverage = (_COUNTS.findall(text) or [("0", "0")])[-1]
+    (done,) = re.findall(r"Done (\d+) runs", text)[-1:] or [count]
+    saved = tuple(Path(name) for name in re.findall(r"written to (\S+)", text))
     if status and not saved:
-        raise OSError(f"the engine ended with status {status} on {target.name}:\n{found[-3000:]}")
-    shown = found[max(0, found.find(ERROR) - 1500) : found.find(ERROR) + 300] if saved else ""
+        raise OSError(f"the engine ended with status {status} on {target.name}:\n{text[-3000:]}")
+    shown = text[max(0, text.find(ERROR) - 1500) : text.find(ERROR) + 300] if saved else ""
     return Campaign(target.name, int(done), int(coverage), time.monotonic() - begun_s, saved, shown)
 
 

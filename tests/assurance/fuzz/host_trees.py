@@ -161,9 +161,9 @@ def laid_out(data: bytes, *made: str) -> Generator[Tree, None, None]:
     tree = _tree()
     tree.lay_out(data)
     before = tree.fingerprint()
-    output = Result(0, tree.modinfo, "")
+    result = Result(0, tree.modinfo, "")
     try:
-        with patch.object(module_tree, "run", lambda _argv: output):
+        with patch.object(module_tree, "run", lambda _argv: result):
             yield tree
     finally:
         there = {row[0] for row in before}

@@ -109,7 +109,7 @@ def allows_any(*_: object) -> bool:
         ("slots", slots, "_holder", ignores_absence, KeyError, "since"),
         ("slots", wire.Fields, "whole", believes_a_type, AssertionError, "since_s"),
         ("labels", labels, "paused_form", "{}_{}".format, AssertionError, None),
-        ("forged-journal", journal_check, "_with_commands", lambda expected, _: expected, AssertionError, None),
+        ("forged-journal", journal_check, "_with_commands", lambda claims, _: claims, AssertionError, None),
         ("forged-journal", journal_check, "_may_be_paused", allows_any, AssertionError, "no label of the profile"),
         ("forged-grant", slots.Pending, "is_granted", property(allows_any), AssertionError, "not approved"),
     ],

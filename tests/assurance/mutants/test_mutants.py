@@ -134,8 +134,8 @@ def test_where_pytest_breaks_on_leaving_only_a_test_that_failed_has_killed_a_mut
     (tmp_path / "conftest.py").write_text("def pytest_unconfigure():\n    raise RuntimeError('left open')\n")
     (tmp_path / "test_one.py").write_text(f"def test_one():\n    {line}\n")
     request = {"root": str(tmp_path), "arguments": ["-q", "-p", "no:cacheprovider", "test_one.py"], "limit_s": 60}
-    output = json.dumps(request) + "\n"
-    done = subprocess.run([sys.executable, FORK_SERVER], input=output, capture_output=True, text=True, check=True)
+    sent = json.dumps(request) + "\n"
+    done = subprocess.run([sys.executable, FORK_SERVER], input=sent, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["status"] == status
 
 

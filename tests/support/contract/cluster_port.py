@@ -40,7 +40,7 @@ class Target:
     refused_way: Callable[[], Transport]
 
     def cluster(self, node: str, *, refused: bool = False, budget_s: float = 60.0) -> KubeCluster:
-        """The adapter for `node`, with a retry budget of that number of seconds, half of which one answer may take."""
+        """The adapter for `node`, with a retry budget of `budget_s` seconds, half of which one answer may take."""
         clock = SystemClock()
         way = self.refused_way if refused else self.way
         return KubeCluster(way(), node, clock, LogReporter(clock.wall, LogForm(as_json=True, level="error")), budget_s)
@@ -190,13 +190,13 @@ class ClusterContract:
         cluster = target.cluster(name)
         (before,) = cluster.pods().pods
         assert (before.deleting, before.due_s) == (False, None)
-        told_s = time.time()
+        asked_s = time.time()
         target.api.delete(f"{PODS}/{pod}")
         (after,) = cluster.pods().pods
         assert after.deleting
         assert after.due_s is not None
         # The server writes whole seconds, and may take its time on a busy machine.
-        assert told_s + 598.0 <= after.due_s <= time.time() + 602.0
+        assert asked_s + 598.0 <= after.due_s <= time.time() + 602.0
         target.delete_pod(pod)
 
     def test_a_watch_tells_all_after_the_list_once_and_goes_on_from_any_version_it_gave(self, target: Target) -> None:

@@ -28,7 +28,7 @@ def approved_reboot(runner: CommandRunner, env: Mapping[str, str]) -> str:
     tree.load(ASCEND_ROOT)
     node.report_boot(tree.boot_id)
     second = runner.start("rebooter", **OPTIONS, **env)
-    wait_until(lambda: _is_clean(node) or _refused(second), "all is given back, or a right lacks", RUN_TIMEOUT_S)
+    wait_until(lambda: _is_clean(node) or _refused(second), "all is given back, or a right is missing", RUN_TIMEOUT_S)
     output = _refused(second)
     ended = second.terminate()
     return output or ("" if ended.code == 0 else ended.err)

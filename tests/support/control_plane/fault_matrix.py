@@ -498,16 +498,16 @@ class Bench:
         return Verdict(cell, done.code, _problems(cell, fault, done, problems), requests)
 
     def _of_failure(
-        self, scene: Scene, output: CommandResult, record: Record, before: State, after: State
+        self, scene: Scene, done: CommandResult, record: Record, before: State, after: State
     ) -> Iterator[str]:
-        """Given back, held and logged, or as after a good end whose answer was lost; the next run ends as ever."""
+        """Given back, held and shown, or as after a good end whose answer was lost; the next run ends as ever."""
         if after != record.after:
             if not is_as_before(after, before) and not is_taken(after):
                 yield f"neither given back nor held: {after}"
-            yield from _of_what_is_shown(output, before, after)
-        is_said = "paused" in output.last_line or "does not exist" in output.last_line
-        if not is_as_before(after, before) and is_taken(after) and not is_said:
-            yield f"held, and it is not logged: {output.last_line}"
+            yield from _of_what_is_shown(done, before, after)
+        is_shown = "paused" in done.last_line or "does not exist" in done.last_line
+        if not is_as_before(after, before) and is_taken(after) and not is_shown:
+            yield f"held, and it is not shown: {done.last_line}"
         with self._proxy() as proxy:
             again = self._run(scene, proxy.url)
         if again.code != record.code:
@@ -556,17 +556,17 @@ def enumerate_requests(exchanges: Sequence[Exchange]) -> tuple[Asked, ...]:
     return tuple(found)
 
 
-def _of_end(cell: Cell, output: CommandResult, record: Record) -> Iterator[str]:
+def _of_end(cell: Cell, done: CommandResult, record: Record) -> Iterator[str]:
     wanted = code_of(cell, record.code)
-    if output.code != wanted:
-        yield f"exit code {output.code}, not {wanted}"
-    if "Traceback" in output.err:
+    if done.code != wanted:
+        yield f"exit code {done.code}, not {wanted}"
+    if "Traceback" in done.err:
         yield "a traceback"
-    is_two_lines = len(output.errors) == 2 and output.errors[1].startswith("what to do: ") and all(output.errors)
-    if output.code and not (is_two_lines and len(output.errors[1]) > len("what to do: ")):
-        yield f"not one line what and one line what to do: {output.errors}"
-    if any("\n" in line for line in output.errors):
-        yield f"more than one line: {output.errors}"
+    is_two_lines = len(done.errors) == 2 and done.errors[1].startswith("what to do: ") and all(done.errors)
+    if done.code and not (is_two_lines and len(done.errors[1]) > len("what to do: ")):
+        yield f"not one line what and one line what to do: {done.errors}"
+    if any("\n" in line for line in done.errors):
+        yield f"more than one line: {done.errors}"
 
 
 def _of_requests(cell: Cell, fired: int, requests: int) -> Iterator[str]:
@@ -587,19 +587,19 @@ def _of_state(whose: str, wanted: State, now: State) -> Iterator[str]:
         yield f"{whose} is shown as {now.shown}, not as {wanted.shown}"
 
 
-def _of_what_is_shown(output: CommandResult, before: State, after: State) -> Iterator[str]:
+def _of_what_is_shown(done: CommandResult, before: State, after: State) -> Iterator[str]:
     """A failure is shown as one, or nothing is where the Node could not be patched; a taken node is held or at work."""
     word, code = after.shown
     if is_taken(after):
         right = word in ("held", "upgrading") or after.shown == before.shown
     else:
-        right = (word, code) == ("failed", output.code) or after.shown == before.shown
+        right = (word, code) == ("failed", done.code) or after.shown == before.shown
     if not right:
-        yield f"exit code {output.code} is shown as {after.shown}"
+        yield f"exit code {done.code} is shown as {after.shown}"
 
 
-def _problems(cell: Cell, fault: Fault, output: CommandResult, problems: Sequence[str]) -> tuple[str, ...]:
-    return (*problems, f"script: {fault}", f"last line: {output.last_line}") if problems else ()
+def _problems(cell: Cell, fault: Fault, done: CommandResult, problems: Sequence[str]) -> tuple[str, ...]:
+    return (*problems, f"script: {fault}", f"last line: {done.last_line}") if problems else ()
 
 
 _BENCH: list[Bench] = []

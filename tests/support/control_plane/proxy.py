@@ -574,7 +574,7 @@ class Proxy:
             try:
                 client, _ = self._listener.accept()
             except OSError as error:
-                if error.errno != errno.EINVAL:  # EINVAL: it has to listen no more
+                if error.errno != errno.EINVAL:  # EINVAL: the listener was shut down
                     raise
                 self._wait_back()
                 continue

@@ -295,7 +295,7 @@ class RolloutFleet:
         return sum((one.verb, one.resource, one.name) == wanted for one in self.requests(since))
 
     def while_idle(self, renewals: int) -> set[tuple[str, str]]:
-        """The requests of controllers in some renewals of the Lease, once two went by with nothing but `IDLE`."""
+        """The requests of controllers in `renewals` renewals of the Lease, once two went by with nothing but `IDLE`."""
 
         def during(count: int) -> set[tuple[str, str]]:
             mark = self.plane.audit_mark()
@@ -423,7 +423,7 @@ class Witness:
         for objects in self._objects:
             there = self._api.list(objects.path, labelSelector=objects.selector)
             newest = max((int(one["metadata"]["resourceVersion"]) for one in there), default=0)
-            wait_until(lambda objects=objects, newest=newest: objects.seen >= newest, "the witness has seen all")  # type: ignore[misc]
+            wait_until(lambda one=objects, at=newest: one.seen >= at, "the witness has seen all")  # type: ignore[misc]
         return self
 
     def served(self) -> dict[str, list[str]]:

@@ -47,9 +47,9 @@ def compiled(file: Path) -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def _ran(*words: str | Path, expected: str = "") -> subprocess.CompletedProcess[str]:
+def _ran(*words: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
     argv = [program(), *map(str, words)]
-    return subprocess.run(argv, input=expected, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    return subprocess.run(argv, input=given, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def update(sender: Sender, old: Json | None, new: Json, subresource: str = "") -
 def reviewed(file: Path, reviews: Iterable[Json], may: Callable[[str, Json], bool]) -> list[str]:
     """Why each is denied, "" where it is allowed. `may` answers for a user whether RBAC allows some attributes."""
     with _authorizer(file.parent, may) as kubeconfig:
-        done = _ran("review", "-kubeconfig", kubeconfig, file, expected="\n".join(map(json.dumps, reviews)))
+        done = _ran("review", "-kubeconfig", kubeconfig, file, given="\n".join(map(json.dumps, reviews)))
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line)["response"] for line in done.stdout.splitlines()]
     return ["" if one["allowed"] else one["status"]["message"] for one in answers]
@@ -151,15 +151,11 @@ class Webhook:
 
     def reviews(self) -> list[tuple[Json, Json]]:
         lines = [json.loads(line) for line in self.log.read_text().splitlines()]
-        return [
-            (asked["request"], expected["response"]) for asked, expected in zip(lines[::2], lines[1::2], strict=True)
-        ]
+        return [(asked["request"], answer["response"]) for asked, answer in zip(lines[::2], lines[1::2], strict=True)]
 
     def denied(self) -> list[str]:
         """Who was denied what so far, and why."""
-        denied = [
-            (asked, expected["status"]["message"]) for asked, expected in self.reviews() if not expected["allowed"]
-        ]
+        denied = [(asked, answer["status"]["message"]) for asked, answer in self.reviews() if not answer["allowed"]]
         return [f"{asked['userInfo']['username']} {asked['name']}: {why}" for asked, why in denied]
 
 

@@ -222,8 +222,8 @@ def _options() -> Iterator[str]:
             flag = "" if one.env in settings.ONLY_VARIABLES else code(one.flag)
             taken = " or ".join(map(code, one.choices)) if one.kind is SettingKind.CHOICE else one.kind.value
             # A default has a column of its own; one that is no constant is at the end of the text.
-            text, _, output = (one.help, "", "") if one.default is not None else one.help.partition(DEFAULT)
-            default = code(str(one.default)) if one.default is not None else output.rstrip(".") or "none"
+            text, _, last = (one.help, "", "") if one.default is not None else one.help.partition(DEFAULT)
+            default = code(str(one.default)) if one.default is not None else last.rstrip(".") or "none"
             text += "" if names == usual else f" ({_of(list(names))})"
             rows.append(
                 (codes((one.env, *one.also)), flag, taken, "off" if one.kind is SettingKind.FLAG else default, text)
@@ -234,7 +234,7 @@ def _options() -> Iterator[str]:
 
 
 def _of(names: list[str]) -> str:
-    """Names of commands; all are shown as the few that are left out."""
+    """Names of commands, or "all but" the others if those are fewer."""
     others = [name for name in commands() if name not in names and not name.startswith(APART)]
     if not others:
         return "all"

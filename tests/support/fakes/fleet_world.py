@@ -269,7 +269,7 @@ class World:
             machine.due_s = self.up_s + LEAVES_S
 
     def decide(self, kill_after: int | None = None) -> FleetDecision:
-        """One decision and its acts; the controller dies after that number of them, before it has kept its memory."""
+        """One decision and its acts; the controller dies after `kill_after` of them, before it has kept its memory."""
         facts = self.fleet()
         decision = advance(facts, self.now_s)
         check(facts, decision, self.now_s)
@@ -277,7 +277,7 @@ class World:
         return decision
 
     def carry_out(self, decision: FleetDecision, kill_after: int | None = None) -> None:
-        """Do what was decided, if the objects are still those that it was decided from."""
+        """Do what was decided; an act whose object has changed since has no effect."""
         for number, act in enumerate(decision.acts):
             if number == kill_after:
                 return

@@ -91,8 +91,8 @@ class HealthWorld:
             return False
         return True
 
-    def turns(self, *expected: ProbeResult) -> None:
-        for self.chip in expected:
+    def turns(self, *results: ProbeResult) -> None:
+        for self.chip in results:
             self.turn()
 
     @property
@@ -185,7 +185,7 @@ class HealthWorld:
 
     @property
     def kinds(self) -> list[NoticeKind]:
-        """The wedges that the Node shows, once for each Event."""
+        """The kinds of the notices on the Node, once for each Event."""
         return [notice.kind for notice in self.reported.values() if notice.since_s]
 
     # the HealthMarks port

@@ -166,9 +166,7 @@ def check(night: Night, place: Place) -> None:
     if night.state != NodeState.WEDGED.value:  # that is no run's
         assert json.loads(node["annotations"][keys.last_outcome])["state"] == night.state
     reason, words = night.event
-    assert [expected for expected in place.events() if expected[0] == reason and expected[1].startswith(words)], (
-        place.events()
-    )
+    assert [event for event in place.events() if event[0] == reason and event[1].startswith(words)], place.events()
     groups = yaml.safe_load((ROOT / "deploy/components/metrics/rules.yaml").read_text(encoding="utf-8"))["groups"]
     (rule,) = [one for group in groups for one in group["rules"] if one["alert"] == night.alert]
     if night.metric:

@@ -47,15 +47,15 @@ class Prompt:
 
     def output(self, line: str, *more: str, code: int = 0) -> str:
         """The output of a command that ends with this code."""
-        shown = self(line, *more)
-        assert shown.code == code, (line, shown)
-        return shown.out
+        done = self(line, *more)
+        assert done.code == code, (line, done)
+        return done.out
 
     def errors(self, line: str, *more: str, code: int = 2) -> str:
         """The errors of a command that ends with this code."""
-        output = self(line, *more)
-        assert output.code == code, (line, output)
-        return output.err
+        done = self(line, *more)
+        assert done.code == code, (line, done)
+        return done.err
 
     def shows(self, form: str, line: str, *more: str) -> Any:
         """The JSON that a command prints, which is of this form. The command ends well."""

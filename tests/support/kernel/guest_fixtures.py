@@ -153,4 +153,4 @@ def guest_kernel() -> Iterator[None]:
     assert [module for module in ALL_STAND_INS if is_loaded(module)] == []
     yield
     left = [rmmod(module) for module in ALL_STAND_INS if is_loaded(module)]
-    assert [expected.stderr for expected in left if expected.status != 0] == []
+    assert [done.stderr for done in left if done.status != 0] == []

@@ -40,8 +40,8 @@ class Cases:
         case = self.found.setdefault(report.nodeid, GuestCase())
         case.duration_s += report.duration
         if report.failed:
-            output = (case.failure, report.longreprtext, report.capstdout, report.capstderr)
-            case.failure = "\n".join(filter(None, output))
+            parts = (case.failure, report.longreprtext, report.capstdout, report.capstderr)
+            case.failure = "\n".join(filter(None, parts))
         if report.skipped:
             case.skipped = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
 

@@ -98,8 +98,8 @@ def _refusals(roots: HostRoots, trees: DriverRoots) -> list[dict[str, Any]]:
     ):
         prepare()
         host = read_host(roots, PROFILE, "", None, loads=False)
-        lines = [one for one in checks(Situation.of(observation(host=host), PROFILE, CONTAINER)) if one.ok is False]
-        found.append({"problems": [problem.what for problem in lines], "version": host.modules["rebellions"].version})
+        wrong = [one for one in checks(Situation.of(observation(host=host), PROFILE, CONTAINER)) if one.ok is False]
+        found.append({"problems": [problem.what for problem in wrong], "version": host.modules["rebellions"].version})
     kernel = rmmod("rebellions")
     return [*found, {"rmmod": kernel.status, "stderr": kernel.stderr}]
 

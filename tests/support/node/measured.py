@@ -143,7 +143,7 @@ class Timeline:
                 self._seen.append((time.time(), kind, seen))
 
     def _tasks(self) -> dict[tuple[str, str], float]:
-        """When each container started and ended, as containerd has times so far."""
+        """When each container started and ended, by the events of containerd so far."""
         times: dict[tuple[str, str], float] = {}
         for day, clock, fraction, kind, body in _EVENT.findall(self._events.log.read_text()):
             event = json.loads(body)

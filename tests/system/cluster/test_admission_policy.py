@@ -176,8 +176,8 @@ def denied_to_others(webhook: Webhook, name: str) -> bool:
     """
     patches = [
         asked
-        for asked, message in webhook.reviews()
-        if asked["name"] == name and "-driver" in asked["userInfo"]["username"] and message["allowed"]
+        for asked, answer in webhook.reviews()
+        if asked["name"] == name and "-driver" in asked["userInfo"]["username"] and answer["allowed"]
     ]
     asked, expected = [], []
     for one in patches:

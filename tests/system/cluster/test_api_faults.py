@@ -153,11 +153,11 @@ def test_the_matrix_can_fail(
 POLICY = RebootPolicy("", KEYS, cordon=True, max_attempts=1000)
 ROUNDS_DISTURBED, ROUNDS = 5, 10
 MOST_REQUESTS = ROUNDS_DISTURBED * 2 * MAX_ACTS
-"""Of one verb and resource in the disturbed rounds: a round ends after that number of acts, each with a look."""
+"""Of one verb and resource in the disturbed rounds: a round ends after `MAX_ACTS` acts, each with a look."""
 
 
 def rounds(driver_node: RealSite, most: int) -> None:
-    """That number of rounds at most, until its reboot is behind it."""
+    """`most` rounds at most, until its reboot is behind it."""
     for _ in range(most):
         if not driver_node.is_done:
             driver_node.round()

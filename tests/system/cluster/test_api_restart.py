@@ -68,5 +68,5 @@ def test_a_run_a_rebooter_and_a_controller_outlast_a_server_that_starts_without_
         fleet.wait_complete(new)
         assert controller.terminate().code == 0
         assert len(site.reboots) == 1
-        output = (*ended.err.splitlines(), *controller.log.splitlines(), *site.reporter.warnings)
-        assert [line for line in output if REMEDY in line] == []
+        lines = (*ended.err.splitlines(), *controller.log.splitlines(), *site.reporter.warnings)
+        assert [line for line in lines if REMEDY in line] == []

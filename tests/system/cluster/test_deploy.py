@@ -259,8 +259,8 @@ def test_an_account_may_use_its_own_constraints_in_its_namespace_only(admin_api:
             attributes = {"verb": "use", "group": DEFINITIONS[0][0], "resource": DEFINITIONS[0][2], "name": name}
             who = f"system:serviceaccount:npu-operator:{account}"
             review = {"spec": {"user": who, "resourceAttributes": {**attributes, "namespace": namespace}}}
-            output = admin_api.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
-            if output["status"]["allowed"]:
+            answer = admin_api.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+            if answer["status"]["allowed"]:
                 found.add((account, name, namespace))
     assert found == {(account, account, "npu-operator") for account in accounts}
 

@@ -121,8 +121,8 @@ def test_a_token_by_the_page_does_what_the_plugins_kubeconfig_cannot(
     values = {"NS": NAMESPACE, "N": node.name, "P": POD, "A": ACCOUNT}
 
     def types(line: str) -> subprocess.CompletedProcess[str]:
-        for expected, instead in meant.items():
-            line = line.replace(expected, instead)
+        for written, instead in meant.items():
+            line = line.replace(written, instead)
         return typed(f"set -o pipefail\n{line}", home, **mine, **values)
 
     with applied(admin_api, [one for one in render_with_namespace("rebellions") if one["kind"] != "DaemonSet"]):

@@ -85,7 +85,7 @@ def test_of_fifty_nodes_and_one_slot_never_two_reboot_at_once_and_each_does_once
         events = admin_api.list("/api/v1/namespaces/default/events")
         ours = [(event["involvedObject"]["name"], event["reason"]) for event in events]
         for reason in ("RebootRequired", "RebootCompleted"):
-            counted = [name for name, expected in ours if expected == reason and name.startswith(fleet.prefix)]
+            counted = [name for name, posted in ours if posted == reason and name.startswith(fleet.prefix)]
             assert sorted(counted) == sorted(driver_node.name for driver_node in fleet.sites), reason
 
 

@@ -171,9 +171,9 @@ def test_what_failed_and_what_to_do_are_two_sentences_in_event_and_termination_m
     ended = one.reconcile(DEVICE_FREE_TIMEOUT="0s")
     assert ended.code == 4, ended.err
     without = r"users were without [a-z ]+ for \d+\.\d s\b.*"
-    output = re.compile(rf"the node was released; {without}\. Stop what uses the device")
+    sentences = re.compile(rf"the node was released; {without}\. Stop what uses the device")
     for text in (ended.last_line, event_of(one)["message"]):
-        assert output.search(text), text
+        assert sentences.search(text), text
     assert_untouched(one, ALL_LABELS, shows=("failed", 4))
 
 

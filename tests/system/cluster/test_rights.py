@@ -307,20 +307,20 @@ def watched(control_plane: ControlPlane, admin_api: Api, shipped: None, tmp_path
 
 
 def failure_to_report(watched: WatchedNode) -> str:
-    """What health-watch says that it could not do about a wedge, "" where the Node was told."""
+    """What health-watch says that it could not do about a wedge, "" if the Node shows it."""
     with watched.watch() as loop:
         loop.says("→ healthy")
         watched.fail()
         loop.says("→ wedged")
         wait_until(
-            lambda: (watched.state == "wedged" and watched.events("DriverWedged")) or _not_told(loop),
+            lambda: (watched.state == "wedged" and watched.events("DriverWedged")) or _not_shown(loop),
             "the Node shows it, or a right is missing",
         )
         shown = conditions(watched.scene.node.read()).get(CONDITION)
-        return _not_told(loop) or ("" if shown == ("False", "Wedged") else f"the condition is {shown}")
+        return _not_shown(loop) or ("" if shown == ("False", "Wedged") else f"the condition is {shown}")
 
 
-def _not_told(loop: Running) -> str:
+def _not_shown(loop: Running) -> str:
     return "\n".join(line for line in loop.lines if "on the Node: " in line or "whether the Node" in line)
 
 

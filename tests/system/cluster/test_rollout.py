@@ -452,7 +452,7 @@ def defined(admin_api: Api) -> Iterator[None]:
 
 
 def decision(nodes: int) -> FleetDecision:
-    """One about that number of nodes, in all places, with reasons of all lengths."""
+    """One about `nodes` nodes, in all places, with reasons of all lengths."""
     places = itertools.cycle(NodePhase)
     views = tuple(
         NodeView(f"node-{number:04}", next(places), 1, f"{number} {'why ' * (number % 90)}", NOW_S)

@@ -114,10 +114,10 @@ RESTART = "pod-restart-required"
 MOST_KILLS = 200
 """Three times as many as it takes."""
 
-UNTOLD = tuple(name for name in FLEET if name != "post_event")
-"""What changes more than records."""
+BUT_EVENTS = tuple(name for name in FLEET if name != "post_event")
+"""All effects except the Events."""
 
-TURNS = (("before", FLEET), ("after", FLEET), ("before", UNTOLD), ("after", UNTOLD))
+TURNS = (("before", FLEET), ("after", FLEET), ("before", BUT_EVENTS), ("after", BUT_EVENTS))
 """At which first write one controller after the other is killed. An Event may be posted again by each."""
 
 

@@ -72,11 +72,11 @@ def test_health_watch_changes_no_mark_while_a_run_works_and_does_once_that_run_i
         run = watched.scene.start(orders=Orders(stops=("unload before",)))
         assert run.wait_stopped(), run.log
         loop.says("→ muted")
-        output, begun = len(loop.lines), watched.samples
+        count, begun = len(loop.lines), watched.samples
         watched.fail()
         assert (watched.ready.exists(), withdrawn.exists()) == (True, False)
         run.kill()
-        loop.says("→ wedged", after=output)
+        loop.says("→ wedged", after=count)
         wait_until(withdrawn.exists, "the ready marker is withdrawn")
         assert not watched.ready.exists()
         assert watched.samples - begun >= 3, "it was judged before three failures outside of a run"
@@ -157,8 +157,8 @@ def test_a_wedge_and_its_end_are_an_event_each_and_the_state_on_the_node(watched
         assert int(rss_kib.group(1)) <= 16 * 1024
     (begin,), (end,) = watched.events(WEDGED), watched.events(RECOVERED)
     assert (begin["type"], end["type"]) == ("Warning", "Normal")
-    output, _, path = begin["message"].partition("; evidence on the host: ")
-    assert output == "the driver does not serve its devices: rbln-smi failed with exit status 1: npu 0 does not answer"
+    what, _, path = begin["message"].partition("; evidence on the host: ")
+    assert what == "the driver does not serve its devices: rbln-smi failed with exit status 1: npu 0 does not answer"
     assert "npu 0 does not answer" in watched.on_host(path).read_text()
     assert end["message"].startswith("the driver serves its devices again: ")
 

@@ -46,8 +46,8 @@ def test_after_the_reboot_nothing_is_left_but_events_and_evidence(outcome: dict[
 def test_what_a_kernel_never_does_is_known_before_it_is_tried(outcome: dict[str, Any]) -> None:
     ordinary, permanent, frozen, tried = outcome["refusals"]
     assert ordinary["problems"] == []
-    (output,) = permanent["problems"]
-    assert output.startswith("module rebellions cannot be unloaded: it has no exit function")
+    (problem,) = permanent["problems"]
+    assert problem.startswith("module rebellions cannot be unloaded: it has no exit function")
     assert len(frozen["problems"]) == 2
     assert frozen["problems"][0].startswith("kernel.modules_disabled is 1")
     assert (permanent["version"], frozen["version"]) == ("2.0.1", "2.0.1")

@@ -112,10 +112,10 @@ def test_a_process_of_the_host_on_the_device_disturbs_no_pod_in_three_retries(
         wait_retried(drivers, RETRIES)
         busy.assert_undisturbed(since)
         row.end = "exit 4 each time, no pod paused or evicted"
-    output = last_words(drivers)
-    assert output.startswith("exit 4: "), output
-    assert "sleep" in output
-    assert "no pod was disturbed" in output
+    message = last_words(drivers)
+    assert message.startswith("exit 4: "), message
+    assert "sleep" in message
+    assert "no pod was disturbed" in message
     holder.end()
     (drivers.machine.namespaces.root / REFCOUNT).write_text("0\n")
     drivers.replace_pod()
@@ -137,9 +137,9 @@ def test_a_pod_that_no_label_moves_is_found_before_anybody_is_paused(busy: Busy,
             wait_retried(drivers, 1)
             busy.assert_undisturbed(since)
             row.end = "exit 3, no pod paused or evicted"
-        output = last_words(drivers)
-        assert output.startswith("exit 3: "), output
-        assert "lonely" in output
+        message = last_words(drivers)
+        assert message.startswith("exit 3: "), message
+        assert "lonely" in message
         assert drivers.api.get(path)["metadata"]["uid"] == made["metadata"]["uid"]
     finally:
         gone(lambda: drivers.api.delete(path, grace_s=0))

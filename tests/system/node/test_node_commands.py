@@ -117,9 +117,9 @@ def test_the_last_line_of_a_run_is_in_the_pods_status(held: Drivers) -> None:
             return ""
         return held.machine.kubectl(*words_of(command, found.name)).stdout
 
-    output = wait_until(message, "a termination message", every_s=0.5)
-    assert output.startswith("exit 3: "), output
-    assert "gated" in output
+    last_line = wait_until(message, "a termination message", every_s=0.5)
+    assert last_line.startswith("exit 3: "), last_line
+    assert "gated" in last_line
 
 
 def debug_pod(machine: Machine, words: list[str]) -> str:

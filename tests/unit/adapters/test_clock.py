@@ -80,7 +80,7 @@ def test_a_signal_strikes_only_where_that_is_allowed_and_in_no_shield(clock: Sys
     with pytest.raises(Terminated):
         clock.check()
     with pytest.raises(Terminated), clock.interruptible():
-        pytest.fail("stopped before: it must not begin")
+        pytest.fail("signalled before: it must not begin")
 
 
 class Ending:
@@ -95,7 +95,7 @@ class Ending:
 
 def test_a_finalizer_keeps_a_signal_and_prints_an_error(monkeypatch: pytest.MonkeyPatch, clock: SystemClock) -> None:
     printed = list[type[BaseException]]()
-    monkeypatch.setattr(sys, "unraisablehook", lambda text: printed.append(text.exc_type))
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: printed.append(error.exc_type))
     clock.install()  # whose hook passes the rest on to this one
     with clock.interruptible():
         Ending([].pop)
@@ -110,10 +110,10 @@ def test_a_finalizer_keeps_a_signal_and_prints_an_error(monkeypatch: pytest.Monk
 # every
 
 
-def read_when_set(stopped: threading.Event) -> bytes:
-    """One byte, which is written once `stopped`; the read blocks until then."""
+def read_when_set(event: threading.Event) -> bytes:
+    """One byte, which is written once `event` is set; the read blocks until then."""
     reading, writing = os.pipe()
-    writer = threading.Thread(target=lambda: (stopped.wait(patient(5.0)), os.write(writing, b"x")))
+    writer = threading.Thread(target=lambda: (event.wait(patient(5.0)), os.write(writing, b"x")))
     writer.start()
     try:
         return os.read(reading, 1)
@@ -124,23 +124,23 @@ def read_when_set(stopped: threading.Event) -> bytes:
 
 
 def test_it_speaks_in_the_middle_of_a_blocking_call_which_goes_on(clock: SystemClock) -> None:
-    stopped, output = threading.Event(), list[float]()
+    are_enough, calls_s = threading.Event(), list[float]()
 
     def say() -> None:
-        output.append(clock.monotonic())
-        if len(output) == 3:
-            stopped.set()
+        calls_s.append(clock.monotonic())
+        if len(calls_s) == 3:
+            are_enough.set()
 
     begun = clock.monotonic()
     with clock.every(0.02, say):
-        assert read_when_set(stopped) == b"x"
-    assert len(output) >= 3
-    assert output[2] - begun >= 0.06
+        assert read_when_set(are_enough) == b"x"
+    assert len(calls_s) >= 3
+    assert calls_s[2] - begun >= 0.06
 
 
 def deepest_call(clock: SystemClock, seconds: float, body: Callable[[], None]) -> int:
     """How many calls of `body`, made every `seconds`, are at work at once at most, until one has ended."""
-    depth, deepest, stopped = 0, 0, threading.Event()
+    depth, deepest, has_ended = 0, 0, threading.Event()
 
     def say() -> None:
         nonlocal depth, deepest
@@ -148,10 +148,10 @@ def deepest_call(clock: SystemClock, seconds: float, body: Callable[[], None]) -
         deepest = max(deepest, depth)
         body()
         depth -= 1
-        stopped.set()
+        has_ended.set()
 
     with clock.every(seconds, say):
-        assert read_when_set(stopped) == b"x"
+        assert read_when_set(has_ended) == b"x"
     return deepest
 
 
@@ -206,7 +206,7 @@ def test_an_exception_of_the_call_does_not_stop_the_next_ones(clock: SystemClock
 
 
 @pytest.mark.submission
-def test_after_it_nothing_is_logged_and_the_outer_one_goes_on(clock: SystemClock) -> None:
+def test_after_it_no_call_is_made_and_the_outer_one_goes_on(clock: SystemClock) -> None:
     outer, inner, over = threading.Event(), list[int](), list[int]()
     with clock.every(0.02, outer.set):
         with clock.every(0.02, lambda: inner.append(1)):

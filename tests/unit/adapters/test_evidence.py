@@ -139,7 +139,7 @@ def test_a_kernel_log_without_end_is_read_up_to_its_last_lines(tree: Tree) -> No
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_a_process_that_does_not_answer_is_named_and_delays_no_other_beyond_the_deadline(tree: Tree) -> None:
+def test_a_process_that_does_not_answer_is_named_and_delays_nothing_beyond_the_deadline(tree: Tree) -> None:
     use(tree)
     (tree.root / "proc/4711/fd").mkdir(parents=True)
     os.mkfifo(tree.root / "proc/4711/maps")  # a pipe without a writer

@@ -1,4 +1,4 @@
-"""A question to the kernel that is never answered costs a child, and no time."""
+"""A question to the kernel that is never answered costs a child, and no time of the caller."""
 
 from __future__ import annotations
 

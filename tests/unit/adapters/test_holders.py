@@ -193,9 +193,9 @@ def test_processes_that_vanish_are_passed_over_and_one_that_hides_is_unknown(hos
     assert (hidden.pid, hidden.how) == (9, UNREAD)
 
 
-def test_no_device_has_no_holder_no_time_is_counted_and_a_missing_proc_is_an_error(host: Proc, tmp_path: Path) -> None:
+def test_no_device_means_no_holder_no_time_a_count_and_a_missing_proc_an_error(host: Proc, tmp_path: Path) -> None:
     host.process(7, "/dev/rbln0")
-    with pytest.raises(ConfigError, match="shows no process"):  # unknown is not nobody
+    with pytest.raises(ConfigError, match="shows no process"):  # unknown is not none
         find_holders(tmp_path / "absent", host.dev, PATTERNS)
     assert find_holders(host.proc, tmp_path / "absent", PATTERNS) == ()
     assert find_holders(host.proc, host.dev, ()) == ()

@@ -632,7 +632,7 @@ def test_only_who_took_the_node_last_may_change_the_driver(machine: Machine) -> 
 
 
 @pytest.mark.parametrize("text", [None, "", "garbage", "\x00" * 100])
-def test_a_note_that_is_gone_or_garbage_is_nobodys(machine: Machine, text: str | None) -> None:
+def test_a_note_that_is_gone_or_garbage_names_no_owner(machine: Machine, text: str | None) -> None:
     take(machine.system(), FIRST)
     note = machine.root / PATHS.owner_note.lstrip("/")
     note.unlink() if text is None else note.write_text(text)
@@ -640,7 +640,7 @@ def test_a_note_that_is_gone_or_garbage_is_nobodys(machine: Machine, text: str |
         pytest.fail("the effect must not begin")
 
 
-def test_no_take_over_happens_in_the_middle_of_an_effect_and_a_short_one_is_waited_for(machine: Machine) -> None:
+def test_no_takeover_happens_in_the_middle_of_an_effect_and_a_short_one_is_waited_for(machine: Machine) -> None:
     take(machine.system(), FIRST)
     clock = machine.clock
     with machine.system().owned(FIRST), pytest.raises(OwnedElsewhere, match="another run is changing the driver"):

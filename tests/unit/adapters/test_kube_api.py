@@ -253,10 +253,7 @@ def test_retry_after_is_seconds_or_a_date_by_the_servers_own_clock() -> None:
         ({}, 0),
         ({"Retry-After": "7"}, 7),
         ({"Retry-After": " 7.5 "}, 7.5),
-        *(
-            ({"Retry-After": expected}, 0)
-            for expected in ("-7", "nan", "soon", "Mon, 99 Foo 2026 25:61:61 GMT", *HUGE_DATES)
-        ),
+        *(({"Retry-After": text}, 0) for text in ("-7", "nan", "soon", "Mon, 99 Foo 2026 25:61:61 GMT", *HUGE_DATES)),
         ({"Retry-After": dated(NOW + timedelta(seconds=9))}, 9),
         ({"Retry-After": dated(NOW - timedelta(days=9))}, 0),
         ({"Retry-After": dated(NOW + timedelta(hours=1, seconds=4)), "Date": dated(NOW + timedelta(hours=1))}, 4),
@@ -267,11 +264,11 @@ def test_retry_after_is_seconds_or_a_date_by_the_servers_own_clock() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "asked_s"),
+    ("text", "asked_s"),
     [("7", 7.0), *((absurd, ASKED_MOST_S) for absurd in ("1e9", "inf", "9" * 20, dated(NOW + timedelta(days=3650))))],
 )
-def test_retry_after_is_honoured_and_named_up_to_a_bound(api: Scripted, expected: str, asked_s: float) -> None:
-    later = Answer(429, status("later"), {"Retry-After": expected})
+def test_retry_after_is_honoured_and_named_up_to_a_bound(api: Scripted, text: str, asked_s: float) -> None:
+    later = Answer(429, status("later"), {"Retry-After": text})
     api.answer(later, Answer(), later)
     KubeCluster(api.api, "n", api.clock, api.reporter, 100.0).node()
     assert api.clock.slept == [retry_s(1, asked_s, api.clock.random())]

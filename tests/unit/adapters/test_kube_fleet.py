@@ -295,8 +295,8 @@ def test_an_event_is_about_the_object_or_a_node_and_is_posted_once_for_each_key(
     fleet.cluster.post_event(about, "Halted", "why", warning=True, key="Halted/Node A/2")
     fleet.cluster.post_event(EventAbout("a"), "NodeUpgradeFailed", "why", warning=True, key="x" * 500)
     events, _ = fleet.store.list_objects("events")
-    lines = [(one["metadata"]["namespace"], one["involvedObject"]["kind"], one["type"]) for one in events]
-    assert sorted(lines) == [("default", "Node", "Warning"), *[(NAMESPACE, "DriverRollout", "Warning")] * 2]
+    posted = [(one["metadata"]["namespace"], one["involvedObject"]["kind"], one["type"]) for one in events]
+    assert sorted(posted) == [("default", "Node", "Warning"), *[(NAMESPACE, "DriverRollout", "Warning")] * 2]
     assert {one["involvedObject"]["uid"] for one in events} == {"uid-1", "a"}
 
 
@@ -468,10 +468,10 @@ def test_a_journal_tells_who_has_cleared_the_node() -> None:
         assert (found.is_taken_by_run, found.cleared_by) == (True, cleared_by)
 
 
-def task_pod(**fields: Any) -> TaskPod:
+def task_pod(**status: Any) -> TaskPod:
     metadata = named("t", labels={TASK_LABEL: "preflight", TASK_REVISION_LABEL: "r2"})
     spec = {"nodeName": "n", "containers": [{"name": "m"}, {"name": "pull-driver"}]}
-    return kube_fleet.as_task_pod({"metadata": metadata, "spec": spec, "status": fields})
+    return kube_fleet.as_task_pod({"metadata": metadata, "spec": spec, "status": status})
 
 
 def test_a_short_lived_pod_waits_ends_or_never_runs() -> None:

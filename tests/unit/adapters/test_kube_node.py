@@ -358,8 +358,8 @@ def test_without_the_right_to_list_all_pods_those_of_the_own_namespace_are_liste
     assert paths(api) == [EVERYWHERE, AT_HOME, AT_HOME, AT_HOME]
     selector = {"fieldSelector": ["spec.nodeName=n"], **({"resourceVersion": ["0"]} if recent else {})}
     assert all(request.query == selector for request in api.requests)
-    (output,) = api.reporter.warnings
-    assert output == (
+    (warning,) = api.reporter.warnings
+    assert warning == (
         f"this account may list pods in namespace {HOME} only: pods of other namespaces are not seen, waited for or "
         "evicted"
     )

@@ -387,10 +387,10 @@ def test_a_reconcile_in_a_pod_imports_no_library_for_its_requests(tmp_path: Path
     env = {**variables(1), "NODE_NAME": "n", "HOST_ROOT": str(tmp_path), "API_TIMEOUT": "0s"}
     argv = [sys.executable, "-c", IMPORTING, str(account)]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
-    output = json.loads(done.stdout.splitlines()[-1])
-    assert (output["code"], "Connection refused" in done.stderr) == (8, True), done.stderr
-    assert "http" in output["modules"]
-    assert not HEAVY & set(output["modules"])
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["code"], "Connection refused" in done.stderr) == (8, True), done.stderr
+    assert "http" in found["modules"]
+    assert not HEAVY & set(found["modules"])
 
 
 @IN_A_POD

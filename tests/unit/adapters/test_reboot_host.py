@@ -149,7 +149,7 @@ def test_the_driver_is_ready_once_it_is_loaded_and_has_made_its_device(tree: Hos
     (tree.root / "dev/davinci0").unlink(missing_ok=True)
     assert "not created a device node" in host(tree).why_not_ready()
     by_a_tool = replace(ASCEND, paths=replace(PATHS, device_nodes_made_by=NodeMaker.USER_SPACE))
-    assert host(tree, profile=by_a_tool).why_not_ready() == "", "it may not have run yet"
+    assert host(tree, profile=by_a_tool).why_not_ready() == "", "the tool may not have run yet"
     put(tree, "/dev/davinci0")
     assert host(tree).why_not_ready() == ""
     marked = replace(ASCEND, paths=replace(PATHS, ready_marker="/run/ready"))

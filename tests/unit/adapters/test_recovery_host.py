@@ -85,7 +85,7 @@ class Host(Tree):
         with self.log.open("a") as file:
             file.write("begin\n")
 
-    def output(self) -> list[str]:
+    def logged(self) -> list[str]:
         return self.log.read_text().splitlines() if self.log.exists() else []
 
 
@@ -249,16 +249,16 @@ def test_the_command_of_one_device_is_run_between_those_before_and_after(host: H
     host.process(9, "/dev/nvidia1")
     host.tool(f'[ "$4" != 0 ] || rm -r {host.root}/proc/9')  # as a persistence daemon that gives the device back
     assert host.reset(A) == ResetAnswer()
-    assert host.output() == [f"-i {A} -pm 0", "begin", f"--gpu-reset -i {A}", f"-i {A} -pm 1"]
+    assert host.logged() == [f"-i {A} -pm 0", "begin", f"--gpu-reset -i {A}", f"-i {A} -pm 1"]
 
 
 def test_a_device_in_use_is_not_reset(host: Host) -> None:
     host.process(7, "/dev/nvidia1")
     answer = host.reset(A)
-    assert (len(answer.users), answer.problem, host.output()) == (1, "", [])
+    assert (len(answer.users), answer.problem, host.logged()) == (1, "", [])
     host.put(KEPT_OPEN, "")
     assert host.reset(B, A) == answer
-    assert host.output() == [f"-i {one} -pm {on}" for on in (0, 1) for one in (B, A)]
+    assert host.logged() == [f"-i {one} -pm {on}" for on in (0, 1) for one in (B, A)]
 
 
 FAILED = f"{A}: nvidia-smi failed with exit status "
@@ -279,8 +279,8 @@ def test_a_reset_that_fails_is_a_problem_and_ends_the_attempt(host: Host, does: 
     host.tool(f'if [ "$1" = --gpu-reset ]; then {does}; fi')
     answer = host.reset(A, B, profile=with_reset(timeout_s=2.0 if does == "sleep 60" else 30.0))
     assert answer == ResetAnswer(problem=problem)
-    assert host.output()[2:4] == ["begin", f"--gpu-reset -i {A}"]
-    assert host.output()[4:] == [f"-i {one} -pm 1" for one in (A, B)]
+    assert host.logged()[2:4] == ["begin", f"--gpu-reset -i {A}"]
+    assert host.logged()[4:] == [f"-i {one} -pm 1" for one in (A, B)]
 
 
 def test_calls_before_and_after_that_fail_are_warnings(host: Host) -> None:
@@ -302,14 +302,14 @@ def test_what_prevents_a_reset_is_known_before_anything_is_done(host: Host) -> N
         (("0000:01:00.0\n",), {}, "'0000:01:00.0\\n' is no PCI address"),
     ):
         assert host.reset(*devices, profile=with_reset(**fields)) == ResetAnswer(problem=problem)
-        assert host.output() == []
+        assert host.logged() == []
 
 
 def test_a_command_has_no_shell(host: Host) -> None:
     profile = with_reset(args=("-x", "{address};", "$HOME *"), before=(), after=())
     host.put(KEPT_OPEN, "")
     assert host.reset(A, B, profile=profile) == ResetAnswer()
-    assert host.output() == ["begin", f"-x {A}; $HOME *", f"-x {B}; $HOME *"]
+    assert host.logged() == ["begin", f"-x {A}; $HOME *", f"-x {B}; $HOME *"]
 
 
 def test_a_device_that_is_used_meanwhile_is_not_reset(host: Host) -> None:
@@ -317,7 +317,7 @@ def test_a_device_that_is_used_meanwhile_is_not_reset(host: Host) -> None:
     host.tool(f"ln -s /dev/nvidia0 {host.root}/proc/7/fd/3")
     answer = host.reset(A, B)
     assert answer.problem.startswith(f"{B}: in use: ")
-    assert host.output() == ["begin", f"--gpu-reset -i {A}"]
+    assert host.logged() == ["begin", f"--gpu-reset -i {A}"]
 
 
 def test_without_a_record_of_it_nothing_is_reset(host: Host) -> None:
@@ -327,7 +327,7 @@ def test_without_a_record_of_it_nothing_is_reset(host: Host) -> None:
     host.put(KEPT_OPEN, "")
     with pytest.raises(ConfigError, match="full"):
         host.recovery().reset((A,), fail)
-    assert host.output() == [f"-i {A} -pm {on}" for on in (0, 1)]
+    assert host.logged() == [f"-i {A} -pm {on}" for on in (0, 1)]
 
 
 def test_the_end_of_the_process_ends_the_reset(host: Host) -> None:
@@ -335,7 +335,7 @@ def test_the_end_of_the_process_ends_the_reset(host: Host) -> None:
     host.tool('[ "$1" != --gpu-reset ] || sleep 60')
     with pytest.raises(Terminated):
         host.recovery().reset((A,), lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert f"-i {A} -pm 1" not in host.output()
+    assert f"-i {A} -pm 1" not in host.logged()
 
 
 def test_the_record_is_kept_whole_and_private_and_one_that_cannot_be_read_is_no_empty_one(files: Host) -> None:

@@ -71,10 +71,10 @@ CODES = {"healthy": ExitCode.DONE, "unhealthy": ExitCode.MODULE_FAILED, "unknown
 @pytest.mark.parametrize("mood", VERDICTS)
 def test_a_tool_gets_the_right_verdict(tree: AscendTree, prompt: Prompt, mood: str) -> None:
     tree.tool.be(mood)
-    machine, output = VERDICTS[mood]
+    machine, reason = VERDICTS[mood]
     # A busy machine may take long to start a tool, so that only one that hangs has little time.
-    body = once(tree, prompt, timeout="500ms" if output.startswith("timed out") else "60s")
-    assert (body["health"], body["exitCode"], output in body["reason"]) == (machine, CODES[machine], True)
+    body = once(tree, prompt, timeout="500ms" if reason.startswith("timed out") else "60s")
+    assert (body["health"], body["exitCode"], reason in body["reason"]) == (machine, CODES[machine], True)
     assert (tree.is_ready, tree.marker) == (True, None), "a look changes nothing"
 
 
@@ -406,8 +406,8 @@ def test_each_turn_notifies_systemd_and_replaces_the_textfile(tree: AscendTree, 
         systemd.settimeout(BOUND_S)
         watch = start(*INTERVAL, "--metrics-textfile", str(textfile), env={"NOTIFY_SOCKET": address})
         for _ in range(2):
-            output = systemd.recv(4096).decode().split("\n")
-            assert (output[:2], output[2][:14]) == (["READY=1", "WATCHDOG=1"], "STATUS=healthy")
+            lines = systemd.recv(4096).decode().split("\n")
+            assert (lines[:2], lines[2][:14]) == (["READY=1", "WATCHDOG=1"], "STATUS=healthy")
         watch.says("starting → healthy")
         wait_until(textfile.exists, lambda: "the textfile")
         assert 'driver_manager_health_state{state="healthy"} 1.0\n' in textfile.read_text()

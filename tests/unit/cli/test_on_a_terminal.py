@@ -162,8 +162,8 @@ def test_in_the_shell_of_the_fleet_a_failed_canary_is_retried_and_undone_and_a_g
 @pytest.mark.parametrize("words", [["--all"], ["wedge-to-reboot"], ["recovery-reset"], ["-o", "json"]], ids=" ".join)
 def test_the_shell_goes_with_one_scenario_without_a_loop(words: list[str]) -> None:
     done = sandbox("--shell", *words)
-    output = "--shell needs one scenario without health-watch or rebooter" in done.stderr
-    assert (done.returncode, output) == (ExitCode.USAGE, True)
+    is_named = "--shell needs one scenario without health-watch or rebooter" in done.stderr
+    assert (done.returncode, is_named) == (ExitCode.USAGE, True)
 
 
 FULL = "standard output cannot be written: No space left on device"

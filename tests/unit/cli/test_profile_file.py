@@ -203,17 +203,17 @@ def test_the_meaning_of_a_right_file_is_printed(checks: Checks) -> None:
 
 
 def test_the_meaning_names_what_goes_to_virtual_machines() -> None:
-    output = dict(meaning(PROFILES["nvidia"]))["virtual machines"]
-    assert "unless nvidia.com/gpu.workload.config has a value other than vm-passthrough" in output
-    assert "0403, 0c03 or 0c80" in output
+    sentence = dict(meaning(PROFILES["nvidia"]))["virtual machines"]
+    assert "unless nvidia.com/gpu.workload.config has a value other than vm-passthrough" in sentence
+    assert "0403, 0c03 or 0c80" in sentence
     assert dict(meaning(PROFILES["ascend"]))["virtual machines"] == "the devices are never given to them"
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
 def test_a_profiles_meaning_names_what_it_holds(profile: Profile) -> None:
-    output = " ".join(sentence for _, sentence in meaning(profile))
+    sentences = " ".join(sentence for _, sentence in meaning(profile))
     named = (profile.pci_vendor, *profile.modules.roots, profile.paths.driver_root, *profile.resource_prefixes)
-    assert [text for text in named if text not in output] == []
+    assert [text for text in named if text not in sentences] == []
 
 
 TELLING: tuple[Any, ...] = (

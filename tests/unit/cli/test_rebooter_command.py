@@ -210,13 +210,8 @@ def test_a_file_that_is_no_marker_is_reported_once_and_keeps_it_idle(node: Node,
     process = node.start_idle()
     looks_again(process, 6)
     assert is_lean(process)
-    begin, output, end = ended(process)
-    assert (begin[:9], "cannot be read" in output, end, node.asked()) == (
-        "watching ",
-        True,
-        "terminated by SIGTERM",
-        [],
-    )
+    begin, line, end = ended(process)
+    assert (begin[:9], "cannot be read" in line, end, node.asked()) == ("watching ", True, "terminated by SIGTERM", [])
 
 
 def test_sigterm_on_the_way_to_being_idle_is_not_lost(node: Node) -> None:

@@ -164,7 +164,5 @@ def test_the_mount_of_a_tool_counts_and_not_that_of_its_root(node: ByHand, scrip
     ran = among_mounts(node, tool.parents[2], script)
     for words in (("plan",), ("preflight",), ("health-watch", "--once")):
         found = ran(*words, DRIVER_ROOT=root, HEALTH_WATCH_FAILURES="1")
-        output = found.stdout + found.stderr
-        assert ("cannot be executed" in output, f"{root}{noexec}" in output or not noexec) == (bool(noexec), True), (
-            output
-        )
+        text = found.stdout + found.stderr
+        assert ("cannot be executed" in text, f"{root}{noexec}" in text or not noexec) == (bool(noexec), True), text

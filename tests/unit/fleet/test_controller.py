@@ -55,7 +55,7 @@ def check_end(scene: FleetScene, run: ControllerRun, new: str) -> None:
 
 def refuse(run: ControllerRun, error: Exception, what: str) -> None:
     """The API server refuses what begins with this."""
-    run.cluster.refuse = lambda text: error if text.startswith(what) else None
+    run.cluster.refuse = lambda effect: error if effect.startswith(what) else None
 
 
 def allow(run: ControllerRun) -> None:
@@ -267,7 +267,7 @@ def test_killed_again_and_again_every_node_comes_to_its_end_by_one_restart(kills
 
 
 def edit_at_patch(scene: FleetScene, run: ControllerRun, times: float = float("inf")) -> None:
-    """Another client edits node-0 right before each patch of it, that number of times."""
+    """Another client edits node-0 right before each patch of it, `times` times."""
     number = itertools.count()
 
     def edit(what: str) -> None:

@@ -161,13 +161,8 @@ def test_a_node_that_has_the_target_and_does_not_serve_it_fails_in_the_end() -> 
     assert reasons(found())["a"] == "failed: has the target revision, and does not serve it within 30 min: Pending"
     for in_time in ({"made_s": NOW_S - 1799}, {"made_s": NOW_S - 9000, "ready_s": NOW_S - 60}):
         assert found(**in_time).outlook.phase is Phase.PROGRESSING, in_time
-    for fields in (
-        {"driver_state": NodeState.REBOOT_REQUIRED},
-        {"is_ready": False},
-        {"is_skipped": True},
-        {"good": NEW},
-    ):
-        assert found(**fields).outlook.phase is Phase.PROGRESSING, fields
+    for more in ({"driver_state": NodeState.REBOOT_REQUIRED}, {"is_ready": False}, {"is_skipped": True}, {"good": NEW}):
+        assert found(**more).outlook.phase is Phase.PROGRESSING, more
 
 
 def test_the_time_without_service_counts_from_its_begin_and_from_that_of_the_rollout() -> None:

@@ -150,7 +150,7 @@ def test_the_profile_of_a_template_is_the_one_that_its_init_container_names() ->
 def test_a_template_that_runs_no_reconcile_is_refused() -> None:
     others = ({"args": ["health-watch"]}, {"args": ["uninstall_driver"]})
     shell = {"command": ["sh", "-c"], "args": ["echo", RECONCILE]}
-    templates = [running(**expected) for expected in (*others, shell)]
+    templates = [running(**fields) for fields in (*others, shell)]
     for template in ("", "[]", "{}", "garbage", {"spec": {"containers": [MANAGER]}}, *templates):
         with pytest.raises(TemplateUnusable):
             made(template)

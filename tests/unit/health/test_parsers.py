@@ -479,8 +479,8 @@ def test_an_answer_means_what_the_documentation_says(vendor: str, kind: str, sta
     probe = PROFILES[vendor].probe
     assert probe is not None
     out = "".join(f"{line}\n" for line in sample.replace("¦", "|").split(" ⏎ "))
-    output = (int(status), out, out.splitlines()[-1]) if status else (TIMED_OUT, "", "timed out after 20 s")
-    result = parsers.parse(probe, *output, BOTH[:1])
+    answer = (int(status), out, out.splitlines()[-1]) if status else (TIMED_OUT, "", "timed out after 20 s")
+    result = parsers.parse(probe, *answer, BOTH[:1])
     assert (result.health, result.is_slow) == (KINDS[kind], kind == "slow"), result
 
 

@@ -291,8 +291,8 @@ def test_the_record_has_each_device_and_changes_only_with_its_health() -> None:
     bad = DeviceVerdict("rbln1", Health.UNHEALTHY, "abnormal", "0000:c2:00.0")
     world = HealthWorld()
     found = []
-    for expected in (replace(BAD, devices=(good, bad)), BAD):
-        world.turns(expected)
+    for chip in (replace(BAD, devices=(good, bad)), BAD):
+        world.turns(chip)
         found.append(decode_watch_record(world.files[RECORD], world.boot_id).devices)
     assert found == [(replace(good, reason=""), bad), ()]
     world.start()

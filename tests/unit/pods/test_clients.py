@@ -103,7 +103,7 @@ def test_who_is_a_client_is_decided_at_the_first_look() -> None:
     assert looked(record, client("a"), client("later"), later_s=90.0) == record
 
 
-def test_a_client_that_is_not_listed_yet_is_looked_at_again() -> None:
+def test_a_client_whose_start_is_not_known_yet_is_looked_at_again() -> None:
     record = looked(NEW, client("late", started_s=None), client("other", started_s=None))
     assert (record.clients, record.unknown) == ((), ("late", "other"))
     assert not replace(record, is_shown=True).is_settled(RULES)
@@ -532,8 +532,8 @@ def test_claims_that_were_prepared_before_the_driver_was_ready_are_reported() ->
         world.cluster.all_claims += (Claim("tenant", name, (kind,)),)
     world.settle()
     assert world.record.claims == ("tenant/survivor",)
-    (output,) = world.events
-    assert output.endswith("; claims that were prepared for an earlier driver: tenant/survivor")
+    (event,) = world.events
+    assert event.endswith("; claims that were prepared for an earlier driver: tenant/survivor")
     world.check(A)
 
 

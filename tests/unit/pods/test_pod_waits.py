@@ -466,8 +466,8 @@ def test_slow_answers_overrun_neither_the_deadline_nor_a_rehearsal(monkeypatch: 
     assert case.took_s <= 7.0
     case = many(60, NEVER)
     case.answer(monkeypatch, case.slowly)
-    output = case.evictor.rehearse(case.cluster.pods().pods).warnings
-    assert output[-1] == "not every eviction was checked within 15 s"
+    warnings = case.evictor.rehearse(case.cluster.pods().pods).warnings
+    assert warnings[-1] == "not every eviction was checked within 15 s"
     assert case.took_s <= 16.0
 
 

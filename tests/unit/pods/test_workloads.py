@@ -186,7 +186,7 @@ def test_a_pod_that_has_the_device_without_a_request_is_found_and_named_as_such(
     assert found_in(scene(workload("p", resources=()), holders=(host, replace(host, pod_uid="gone")))) == []
 
 
-def test_pods_are_distinguished_by_namespace_and_name() -> None:
+def test_pods_are_listed_by_namespace_and_name() -> None:
     pods = (workload("b"), workload("a"), workload("c", namespace="a"))
     assert [str(one.pod) for one in found_in(scene(*pods))] == ["a/c", "tenant/a", "tenant/b"]
 

@@ -78,7 +78,7 @@ class Clearing:
         self.world.next_process()
 
     def delete_driver(self) -> None:
-        """The driver pod is deleted by any client; its container unloads the driver, and the next pod comes."""
+        """Delete the driver pod, as any client may; its container unloads the driver, and the next pod comes."""
         if self.driver is None or self.driver.deleting:
             return
         self.was_at_work = self.world.host.is_at_work

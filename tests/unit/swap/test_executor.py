@@ -164,7 +164,7 @@ def test_after_the_wait_the_option_to_stop_services_is_named_where_it_is_off(*, 
     assert world.clock.now == pytest.approx(1_000 + 8 + 60, abs=0.5)
 
 
-def test_the_wait_for_a_device_logs_its_holders_every_half_minute() -> None:
+def test_a_device_is_waited_for_until_it_is_free_and_its_holders_are_logged_every_half_minute() -> None:
     in_use = "device in use: rebellions (1 user(s))"
     world = made(CONTAINER, stuck_users={"rebellions": 1})
     world.clock.after(30.0, world.host.stuck_users.clear)
@@ -222,8 +222,8 @@ def test_a_peer_is_loaded_again_from_the_new_root_or_a_warning_names_it(peer: st
     world.host.needs[peer] = ("rebellions",)
     world.ended()
     assert world.host.loaded == dict.fromkeys({*NEW, peer} - lacking, "2.0")
-    lines = [f"{peer} was loaded before and is not now" in text for text in world.reporter.warnings]
-    assert lines == [True] * is_lacking
+    is_named = [f"{peer} was loaded before and is not now" in text for text in world.reporter.warnings]
+    assert is_named == [True] * is_lacking
 
 
 def test_what_the_root_brought_back_by_itself_is_not_loaded_twice() -> None:

@@ -217,8 +217,8 @@ def test_a_journal_without_its_record_restores_labels_and_cordon_and_nothing_els
     left = {"services", "removed", "devices"} & body.keys() if "hostRecord" not in body else set()
     driver = {"driver"} if (body.get("driver") or {}).get("modules") else set()
     assert set(ignored(world)) >= left | ({"kmm"} & body.keys()) | driver
-    output = " ".join(text for _, text, _ in world.cluster.posted)
-    assert all(name in output for name in body.get("services", ())), "what is not restored is named"
+    events = " ".join(text for _, text, _ in world.cluster.posted)
+    assert all(name in events for name in body.get("services", ())), "what is not restored is named"
 
 
 def test_the_record_is_there_before_the_node_names_it_and_until_it_names_it_no_more() -> None:
@@ -300,8 +300,8 @@ def test_a_record_that_no_journal_names_is_undone_and_removed(lose: Callable[[Wo
     assert world.run() is not None
     assert (world.host.services, records(world)) == ({SERVICE: True}, {})
     assert world.host.loaded["rebellions"] == ("1.0" if broken else "2.0")
-    (lines,) = [text for text in world.reporter.warnings if "does not name" in text]
-    assert f"start {SERVICE}, go back to driver 1.0" in lines
+    (warning,) = [text for text in world.reporter.warnings if "does not name" in text]
+    assert f"start {SERVICE}, go back to driver 1.0" in warning
     world.next_process()
     world.run()
     assert not any(value.endswith(PAUSED) for value in world.state().labels.values())

@@ -188,8 +188,8 @@ def is_ready(node: ByHand) -> bool:
 def test_a_gpu_with_a_remark_and_one_that_is_excluded_take_no_gpu_out_of_service(tmp_path: Path) -> None:
     """gpu-operator#285; open-gpu-kernel-modules, nv-pci.c (NV_FLAG_EXCLUDED)."""
     with by_hand(tmp_path, in_service(WARNED, 1, 2), "nvidia") as node:
-        said_by_the_driver = "Model: \t\t NVIDIA A100\nGPU Excluded:\t Yes"  # of a GPU that NVreg_ExcludedGpus names
-        node.tree.write("proc/driver/nvidia/gpus/0000:c2:00.0/information", said_by_the_driver)
+        information = "Model: \t\t NVIDIA A100\nGPU Excluded:\t Yes"  # of a GPU that NVreg_ExcludedGpus names
+        node.tree.write("proc/driver/nvidia/gpus/0000:c2:00.0/information", information)
         with watched(node) as lines:
             time.sleep(6.0)
         assert is_ready(node), lines

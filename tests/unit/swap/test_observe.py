@@ -193,9 +193,7 @@ def test_the_run_of_another_pod_counts_while_that_very_pod_is_there(pods: tuple[
 
 
 @pytest.mark.parametrize("runs", [True, False, None])
-def test_in_our_own_pod_and_by_hand_the_process_decides_and_off_the_node_the_answer_is_unknown(
-    runs: bool | None,
-) -> None:
+def test_in_our_own_pod_and_by_hand_the_process_decides_and_off_the_node_it_is_unknown(runs: bool | None) -> None:
     for owner, own in ((IN_POD, driver_pod()), (PROCESS, None), (PROCESS, driver_pod())):
         assert alive(owner, driver_pod(), own=own, runs=runs) is runs, (owner, own)
     of_an_older_manager = Owner("rbln-system/driver-a", "driver-a")
@@ -382,7 +380,7 @@ def test_a_run_that_saw_another_ones_end_goes_on_and_does_not_observe_for_ever()
     assert outcome.exit_code is not ExitCode.DONE
 
 
-def test_facts_that_no_run_changes_or_can_read_again_are_reported_at_once() -> None:
+def test_facts_that_no_run_changes_or_that_cannot_be_read_again_are_reported_at_once() -> None:
     edit, go_away = {"of-others": "own"}, ApiUnavailable("no answer", "")
     edited, gone = made("replace_by_manager"), made("replace_by_manager")
     ends = [overtaken(edited, lambda one: one.cluster.edit(edit)), overtaken(gone, lambda one: one.on("node", go_away))]

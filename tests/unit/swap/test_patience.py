@@ -107,9 +107,9 @@ def stuck_operand(**changes: Any) -> World:
 def test_a_stuck_operand_is_named_with_everything_in_place_until_it_ends_after_all() -> None:
     world = stuck_operand()
     assert world.foretold is ExitCode.PODS_REMAIN
-    message = ("rbln-system/stuck: terminating, held by finalizer vendor/hold", "no pod was disturbed")
+    expected = ("rbln-system/stuck: terminating, held by finalizer vendor/hold", "no pod was disturbed")
     for _ in range(2):
-        world.again(ExitCode.PODS_REMAIN, *message)
+        world.again(ExitCode.PODS_REMAIN, *expected)
         assert is_untouched(world)
     assert NOTE not in world.host.files
     world.clock.after(40.0, lambda: world.cluster.remove_pod("stuck"))

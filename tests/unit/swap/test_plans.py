@@ -145,7 +145,7 @@ def test_a_right_that_is_missing_is_named_with_its_remedy_and_one_to_watch_stops
         assert f"may not watch {right[1]}: a run polls every few seconds instead" in lack.what
 
 
-def test_the_next_step_is_shown_once_and_foreign_text_moves_no_cursor_on_the_screen() -> None:
+def test_a_remedy_is_shown_once_and_foreign_text_moves_no_cursor_on_the_screen() -> None:
     found = [Check("a", False, "x", what) for what in ("Do this.", "Do this.", "And that.")]
     assert remedies(found) == "Do this. And that."
     check = Check("digest", None, "said \x1b[2J", "look at \x07")

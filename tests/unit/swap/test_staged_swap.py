@@ -105,16 +105,14 @@ def with_pods(now: Situation, *pods: Pod) -> Situation:
     return replace(now, obs=replace(now.obs, pods=replace(now.obs.pods, pods=pods)))
 
 
-def test_only_a_pod_that_has_the_old_root_itself_is_bounced_by_a_first_install_or_reported_to_see_the_old_tree() -> (
-    None
-):
+def test_only_a_pod_that_has_the_old_root_itself_is_bounced_by_a_first_install_or_named_in_a_warning() -> None:
     for path, is_paused in ((f"{ROOT}/usr", True), ("/opt", False)):
         now = with_pods(situation(swap_to_a_slot().given(loaded={})), pod("plugin", PLUGIN, host_paths=(path,)))
         assert ("wait for operands" in names(plan(now))) is is_paused, path
     now = situation(swap_to_a_slot())
     now = with_pods(now, *now.obs.pods.pods, pod("stays", host_paths=(ROOT,)))
-    (output,) = (line for line in plan(now).warnings if "old driver tree" in line)
-    assert output.startswith(f"rbln-system/stays mount {ROOT}")
+    (warning,) = (line for line in plan(now).warnings if "old driver tree" in line)
+    assert warning.startswith(f"rbln-system/stays mount {ROOT}")
 
 
 @pytest.mark.parametrize(

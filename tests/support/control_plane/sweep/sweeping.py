@@ -409,16 +409,16 @@ class Figures:
 
     def lines(self) -> list[str]:
         """What to say at the end of a session; nothing where nothing was swept."""
-        logged = []
+        lines = []
         if self.effects:
             count, paths = sum(map(len, self.effects.values())), len(self.effects)
-            logged.append(
+            lines.append(
                 f"share {self.share} of the kills: {count} effects on {paths} paths: killed {self.kills['kills']} "
                 f"times, with a reboot after {self.kills['reboots']} of them, in {self.seconds:.0f} s"
             )
-            logged.append(", ".join(f"{number} {name}" for name, number in self.lost.items()))
+            lines.append(", ".join(f"{number} {name}" for name, number in self.lost.items()))
         if self.terms_s:
-            logged.append(
+            lines.append(
                 f"{len(self.terms_s)} waits ended by SIGTERM, the slowest in {max(self.terms_s.values()):.1f} s"
             )
-        return logged
+        return lines

@@ -121,7 +121,7 @@ def test_a_device_that_a_process_has_is_never_unbound_and_the_process_is_named(
 
 @contextlib.contextmanager
 def stuck_unbind(address: str) -> Iterator[None]:
-    """A user takes the device from vfio by hand while it is in use: that does not end before the user does."""
+    """An administrator takes the device from vfio while it is in use: that does not end before its user does."""
     argv = ["/bin/sh", "-c", f"echo {address} > {BUS}/drivers/{VFIO}/unbind"]
     process = subprocess.Popen(argv)
     wait_until(lambda: not driver_of(address), "the unbind has begun", RUN_TIMEOUT_S)

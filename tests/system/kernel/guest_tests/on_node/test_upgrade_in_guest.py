@@ -141,9 +141,9 @@ def test_an_upgrade_swaps_the_kernels_modules_once_operand_and_client_have_left(
     (bystander,) = pods.team.running(BYSTANDER)
     assert [one["restartCount"] for one in bystander["status"]["containerStatuses"]] == [0]
     who = f"client {OTHER_NAMESPACE}/{client['metadata']['name']} (DaemonSet)"
-    output = pods.restarts()
-    assert f"{who} was restarted: it held the driver that is being replaced" in output
-    assert not [one for one in output if f"{OTHER_NAMESPACE}/{EXPORTER}-" not in one], output
+    messages = pods.restarts()
+    assert f"{who} was restarted: it held the driver that is being replaced" in messages
+    assert not [one for one in messages if f"{OTHER_NAMESPACE}/{EXPORTER}-" not in one], messages
 
 
 def refused_without_consent(pods: Pods, client: str) -> None:
@@ -152,13 +152,13 @@ def refused_without_consent(pods: Pods, client: str) -> None:
     drivers.want(drivers.version, DEVICE_FREE_TIMEOUT="1s")
     since = pods.node_version()
     drivers.place_pod()
-    output = wait_until(lambda: last_words(drivers), "the run is refused")
-    drivers.machine.place.say(output)
-    assert output.startswith("exit 4: "), output
-    assert client in output, output
-    assert OPERAND not in output, output
-    assert "no pod was disturbed" in output, output
-    assert "Let the run restart it with RESTART_CLIENTS=true (--restart-clients)." in output, output
+    message = wait_until(lambda: last_words(drivers), "the run is refused")
+    drivers.machine.place.say(message)
+    assert message.startswith("exit 4: "), message
+    assert client in message, message
+    assert OPERAND not in message, message
+    assert "no pod was disturbed" in message, message
+    assert "Let the run restart it with RESTART_CLIENTS=true (--restart-clients)." in message, message
     history = pods.node_since(since)
     assert [shown(node) for node in history][-1:] == [("failed", 4)]
     assert not [node["metadata"] for node in history if is_disturbed(node)]
