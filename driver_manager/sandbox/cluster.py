@@ -86,7 +86,7 @@ class Recorder(apiserver.Controller):
             texts.append("node cordoned" if is_cordoned else "node uncordoned")
         journal, outcome = notes.pop(keys.journal, ("", "")), notes.pop(keys.last_outcome, None)
         recovery, _ = notes.pop(keys.recovery, None), notes.pop(keys.generation, None)
-        texts += [f"recovery: {_said(recovery[1])}"] if recovery is not None else []
+        texts += [f"recovery: {_recovery_text(recovery[1])}"] if recovery is not None else []
         texts += [f"{key}: {old} → {new}" for key, (old, new) in notes.items()]
         if outcome is not None:
             texts.append("outcome of the run written")
@@ -98,7 +98,7 @@ class Recorder(apiserver.Controller):
 ABSENT = "(absent)"
 
 
-def _said(text: str) -> str:
+def _recovery_text(text: str) -> str:
     """A recovery's annotation in words."""
     seen = decode_note(text)
     return f"{seen.step} {seen.state.value}: {seen.reason}".strip() if seen is not None else text

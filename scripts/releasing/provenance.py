@@ -39,7 +39,7 @@ def provenance(checkout: Path, version: str, epoch_s: int, bases: Mapping[str, t
         "name": "driver-manager",
         "digest": {"gitCommit": _git(checkout, "HEAD"), "gitTree": _git(checkout, "HEAD^{tree}")},
     }
-    if _said(checkout, "status", "--porcelain"):
+    if _run_git(checkout, "status", "--porcelain"):
         source["annotations"] = {"uncommittedChanges": True}
     locks = sorted((checkout / "requirements").iterdir())
     dependencies = [
@@ -71,9 +71,9 @@ def sums(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def _git(checkout: Path, revision: str) -> str:
-    return _said(checkout, "rev-parse", revision)
+    return _run_git(checkout, "rev-parse", revision)
 
 
-def _said(checkout: Path, *words: str) -> str:
+def _run_git(checkout: Path, *words: str) -> str:
     argv = ["git", "-C", str(checkout), *words]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()

@@ -329,16 +329,16 @@ def together(running: Running, chosen: Sequence[Sequence[Part]]) -> None:
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     threads = [threading.Thread(target=running.lane, args=(lane,), daemon=True) for lane in chosen]
-    began_s = said_s = time.monotonic()
+    began_s = reported_s = time.monotonic()
     try:
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             for thread in threads:
                 thread.join(0.1)
-            if time.monotonic() - said_s >= PROGRESS_EVERY_S:
-                said_s = time.monotonic()
-                say(f"after {minutes(said_s - began_s)}: {running.progress()}")
+            if time.monotonic() - reported_s >= PROGRESS_EVERY_S:
+                reported_s = time.monotonic()
+                say(f"after {minutes(reported_s - began_s)}: {running.progress()}")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -192,7 +192,7 @@ class InPod:
         try:
             headers = {**request.headers, "Authorization": f"Bearer {self._token()}"}
         except (OSError, ValueError) as error:
-            raise CredentialsUnreadable(_said(error)) from error
+            raise CredentialsUnreadable(_message(error)) from error
         end_s = time.monotonic() + read_s
         connection = (None if request.stream else self._idle()) or self._connected(connect_s)
         try:
@@ -222,7 +222,7 @@ class InPod:
             self._token()
             self._trust = self._context()
         except (OSError, ValueError) as error:
-            raise ConfigError(*no_way("", _said(error))) from error
+            raise ConfigError(*no_way("", _message(error))) from error
 
     def _token(self) -> str:
         """The token. Raises OSError, ValueError."""
@@ -261,7 +261,7 @@ class InPod:
         try:
             connection = self.connection(self._context(), connect_s)
         except (OSError, ValueError) as error:
-            raise CredentialsUnreadable(_said(error)) from error
+            raise CredentialsUnreadable(_message(error)) from error
         try:
             connection.connect()
         except BaseException as error:
@@ -350,7 +350,7 @@ def _address(environ: Mapping[str, str]) -> tuple[str, int]:
     return host, int(port)
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 

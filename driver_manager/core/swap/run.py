@@ -716,7 +716,7 @@ class _Run:
         self._lock: NodeLock | None = None
         self._is_rehearsed = False
         self._baseline: Baseline | None = None
-        self._said_refused = set[str]()
+        self._logged_refusals = set[str]()
 
     def attempt(self, obs: Observation) -> Outcome | str:
         """Plan and execute once; what was waited for, if the run has to observe and plan again.
@@ -724,8 +724,8 @@ class _Run:
         Raises Conflict where nothing new was taken, OwnedElsewhere.
         """
         ports = self._ports
-        report_refused(obs.refused, ports, self._said_refused)
-        warn_of_left(obs.left, ports.reporter, self._said_refused)
+        report_refused(obs.refused, ports, self._logged_refusals)
+        warn_of_left(obs.left, ports.reporter, self._logged_refusals)
         may_load = self._policy.loader is not Loader.NONE
         lock = NodeLock(ports, self._profile, obs, may_load=may_load)
         if obs.host is not None:

@@ -190,7 +190,7 @@ def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
     unschedulable = None
     if journal.cordoned and _is_marked(node, profile):
         annotations[profile.keys.cordon] = None
-        unschedulable = False if node.unschedulable and not _was_set_anew(node, journal) else None
+        unschedulable = False if node.unschedulable and not _was_set_again(node, journal) else None
     return NodeChange(labels=restored, annotations=annotations, unschedulable=unschedulable)
 
 
@@ -233,7 +233,7 @@ def _cordon_is_as_on(node: Node) -> tuple[Operation, ...]:
     )
 
 
-def _was_set_anew(node: Node, journal: Journal) -> bool:
+def _was_set_again(node: Node, journal: Journal) -> bool:
     """True if an administrator lifted our cordon and set it again: it is no longer ours, even with our mark.
 
     A Node that was created again from a copy has a record of its creator. A cordon by a kubectl command is never ours,

@@ -308,7 +308,7 @@ def wants_users(situation: Situation) -> bool:
         return False
     if situation.policy.clear_for or why_replace(situation):
         return True
-    return bool(situation.host.root_mounts) and _container_starts_anew(situation)
+    return bool(situation.host.root_mounts) and _container_starts_again(situation)
 
 
 def _decided(situation: Situation) -> Plan:
@@ -429,8 +429,8 @@ def _keep(situation: Situation) -> Plan:
     digest = in_words(situation.obs.digest)
     reason = f"driver is current: digest {digest}, version {version or 'unknown'}, loaded since this boot"
     users = users_stay(situation, "the driver stays loaded")
-    if not _container_starts_anew(situation) or not situation.host.root_mounts:
-        work = clean(situation, ready_names(situation.profile)) if _container_starts_anew(situation) else []
+    if not _container_starts_again(situation) or not situation.host.root_mounts:
+        work = clean(situation, ready_names(situation.profile)) if _container_starts_again(situation) else []
         return Plan(Decision.CURRENT, reason, undisturbed(situation, work), workloads=users)
     work = clean(situation, (*ready_names(situation.profile), situation.profile.paths.failure_note))
     check(situation, keeps_driver=True)
@@ -450,7 +450,7 @@ def _keep(situation: Situation) -> Plan:
     return Plan(Decision.REBIND, reason, steps, held, users)
 
 
-def _container_starts_anew(situation: Situation) -> bool:
+def _container_starts_again(situation: Situation) -> bool:
     """Whether we are the init container of a driver container: what an earlier one left on the host is stale."""
     own = situation.obs.own_pod
     return situation.policy.loader is Loader.CONTAINER and own is not None and not own.main_started

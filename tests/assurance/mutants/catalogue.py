@@ -48,7 +48,7 @@ always-uncordon: an administrator's cordon stays
 domain/swap/node_patches.py, by unit/swap/test_plans.py
 -    if journal.cordoned and _is_marked(node, profile):
 -        annotations[profile.keys.cordon] = None
--        unschedulable = False if node.unschedulable and not _was_set_anew(node, journal) else None
+-        unschedulable = False if node.unschedulable and not _was_set_again(node, journal) else None
 +    unschedulable = False if node.unschedulable else None
 
 renewed-cordon-lifted: a cordon that an administrator lifted and set again is not lifted

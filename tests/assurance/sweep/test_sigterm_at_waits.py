@@ -94,7 +94,7 @@ def test_a_run_that_waits_for_a_clients_budget_has_given_the_node_back_and_the_n
         budget.set_min_available(0)
         finish(scene)
         found = outcome(scene, 0)
-        assert (found.restarts, found.untold) == ({EXPORTER: (1,)}, ())
+        assert (found.restarts, found.without_event) == ({EXPORTER: (1,)}, ())
 
 
 def slow(tree: HostTree, tool: str) -> None:

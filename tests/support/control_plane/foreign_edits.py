@@ -286,11 +286,11 @@ def _delete_own_pod(grace_s: int | None, scene: NodeScene) -> None:
     scene.own.api.delete(scene.own.path, grace_s=grace_s)
     scene.own.wait_state("gone")
     if grace_s is None:
-        scene.told_to_end_s = time.monotonic()
+        scene.sigterm_s = time.monotonic()
         os.kill(scene.current.pid, signal.SIGTERM)
 
 
-def _told_to_end_expected(wait: Wait) -> Expected:
+def _after_sigterm(wait: Wait) -> Expected:
     if wait.name == "reboot":
         return usual(wait)
     # The operator works on what it was asked for whether we live or not; the next run waits for it. In a hurry, only
@@ -348,7 +348,7 @@ HANDS = (
     Hand("garbles-journal", partial(_annotation, JOURNAL, "}garbage"), _garbage_expected, "garbage", in_journal=True),
     Hand("deletes-node", _delete_node, _deleted_expected, "gone"),
     Hand("makes-node-again", _make_again, _made_again_expected, "again"),
-    Hand("deletes-own-pod", partial(_delete_own_pod, None), _told_to_end_expected, "ending"),
+    Hand("deletes-own-pod", partial(_delete_own_pod, None), _after_sigterm, "ending"),
     Hand("force-deletes-own-pod", partial(_delete_own_pod, 0), _orphan_expected, "orphan"),
     Hand("flaps", _flap, usual, "flapper"),
 )
@@ -377,8 +377,8 @@ def play(scene: NodeScene, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Left
         if not scene.current.has_ended:
             wait.end(scene)
         ended = scene.current.end()
-    if scene.told_to_end_s:
-        took_s = ended.at_s - scene.told_to_end_s
+    if scene.sigterm_s:
+        took_s = ended.at_s - scene.sigterm_s
         is_soon = took_s < ENDS_WITHIN_S or took_s < patient(ENDS_WITHIN_S)
         assert is_soon, f"{wait.name}: it ended {took_s:g} s after SIGTERM\n{scene.current.log}"
     if ended.code == KEPT_CHANGING and any(hand.name == "flaps" for hand in hands):

@@ -65,7 +65,7 @@ class NodeScene:
     env: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     run: ForkedCommand | None = None
-    told_to_end_s: float = 0.0
+    sigterm_s: float = 0.0
     mutant: str = ""
     others: list[Pod] = field(default_factory=list)
 
@@ -201,7 +201,7 @@ class WatchedNode:
         path = self.on_host(PROFILE.paths.health_record)
         return path.read_text() if path.exists() else ""
 
-    def wait_told(self, kind: str) -> None:
+    def wait_reported(self, kind: str) -> None:
         """Wait until the watch remembers that the Node knows; of a driver that serves, its generation, too."""
         wait_until(lambda: f'"told": "{kind}"' in self.record(), f"the Node shows: {kind}")
         clients = self.on_host(PROFILE.paths.client_record)

@@ -274,8 +274,8 @@ class Machine:
     def check_state(self) -> None:
         """Raises AssertionError unless the Node shows that a reboot is required as long as it is asked for."""
         current = self.node
-        is_anew = current.uid != f"uid-{self.name}" and KEYS.state not in current.labels
-        was_shown = not is_anew and any(KEYS.state in patch.labels for patch in self.cluster.patches)
+        is_recreated = current.uid != f"uid-{self.name}" and KEYS.state not in current.labels
+        was_shown = not is_recreated and any(KEYS.state in patch.labels for patch in self.cluster.patches)
         is_asked = KEYS.reboot_required in current.labels
         wanted = "reboot-required" if is_asked else "ready" if was_shown else None
         assert current.labels.get(KEYS.state) == wanted, (wanted, dict(current.labels))

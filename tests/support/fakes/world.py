@@ -152,7 +152,7 @@ class World(Place):
         )
 
     @property
-    def foretold(self) -> ExitCode:
+    def announced_end(self) -> ExitCode:
         """The exit code of `plan`."""
         error = forecast(self.ports, self.observe(), self.profile, self.policy).error
         return error.exit_code if error is not None else ExitCode.DONE

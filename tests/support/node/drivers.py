@@ -441,7 +441,7 @@ class Drivers:
         output = self.machine.kubectl("logs", "-n", NAMESPACE, self.a_pod().name, "-c", MANAGER).stdout
         return [json.loads(line) for line in output.splitlines()]
 
-    def wait_said(self, text: str) -> None:
+    def wait_logged(self, text: str) -> None:
         self._wait(lambda: any(text in line["message"] for line in self.log()), f"the run says {text!r}")
 
     def unloaded_at(self) -> float:

@@ -77,11 +77,11 @@ class Timeline:
         return self._events.log.stat().st_size > 0
 
     def started(self, pod_uid: str, container: str) -> float:
-        return min(self._task(one, "start") for one in self._told_ids(pod_uid, container))
+        return min(self._task(one, "start") for one in self._container_ids(pod_uid, container))
 
     def ended(self, pod_uid: str, container: str = "") -> float:
         """When the container of the pod ended; without a name the last one of its containers but for the init ones."""
-        return max(self._task(one, "exit") for one in self._told_ids(pod_uid, container))
+        return max(self._task(one, "exit") for one in self._container_ids(pod_uid, container))
 
     def gone(self, pod_uid: str) -> float:
         return wait_until(lambda: self._gone(pod_uid), f"the end of pod {pod_uid}")
@@ -94,9 +94,9 @@ class Timeline:
                 first.setdefault(pod["metadata"]["uid"], pod)
         return first
 
-    def told_ended(self, pod_uid: str) -> float:
+    def reported_end(self, pod_uid: str) -> float:
         """When the API server learned that the pod's containers have ended, or removed it."""
-        return wait_until(lambda: self._told_ended(pod_uid), f"the end of pod {pod_uid}")
+        return wait_until(lambda: self._reported_end(pod_uid), f"the end of pod {pod_uid}")
 
     def requests(self) -> list[AuditRecord]:
         return self._machine.plane.requests(self._audit)
@@ -106,7 +106,7 @@ class Timeline:
             (at for at, kind, pod in self._seen if kind == "DELETED" and pod["metadata"]["uid"] == pod_uid), 0.0
         )
 
-    def _told_ended(self, pod_uid: str) -> float:
+    def _reported_end(self, pod_uid: str) -> float:
         for at, kind, pod in self._seen:
             if pod["metadata"]["uid"] == pod_uid:
                 states = [one["state"] for one in pod["status"].get("containerStatuses", [])]
@@ -116,7 +116,7 @@ class Timeline:
                     return at
         return 0.0
 
-    def _told_ids(self, pod_uid: str, container: str) -> set[str]:
+    def _container_ids(self, pod_uid: str, container: str) -> set[str]:
         """As _ids, once there is one: the kubelet reports a container that runs up to ten seconds after its start."""
         return wait_until(lambda: self._ids(pod_uid, container), f"container {container} of pod {pod_uid} is reported")
 

@@ -185,7 +185,7 @@ class ExampleClone(Clone):
             path.write_text(path.read_text().replace(old, new))
 
 
-def said_in(section: str) -> list[str]:
+def lines_of(section: str) -> list[str]:
     return [line for line in commands_below(PAGE, section) if line.startswith("kubectl")]
 
 

@@ -118,7 +118,7 @@ def test_health_watch_is_never_denied(
             loop.says("→ wedged")
             wait_until(lambda: watched.state == "wedged", "the wedge is shown")
             watched.repair()
-            watched.wait_told("recovered")
+            watched.wait_reported("recovered")
     assert webhook.denied() == []
     assert denied_to_others(webhook, name)
 

@@ -159,7 +159,7 @@ PAGE = DOCS / "going-back.md"
 BAD = "3.0.0"
 
 
-def said_in(section: str) -> tuple[str, ...]:
+def lines_of(section: str) -> tuple[str, ...]:
     """The commands below one heading of the page, up to the next heading."""
     return tuple(commands_below(PAGE, section))
 
@@ -175,7 +175,7 @@ SECTIONS = (
 
 
 def test_no_command_of_the_page_is_left_out() -> None:
-    assert sum((said_in(section) for section in SECTIONS), ()) == tuple(one.text for one in commands(PAGE))
+    assert sum((lines_of(section) for section in SECTIONS), ()) == tuple(one.text for one in commands(PAGE))
 
 
 class Laptop:
@@ -269,8 +269,8 @@ def successor(driver_node: DriverNode, pod: Json) -> Json:
 @pytest.mark.shares(6)
 def test_one_node_goes_back_by_the_page(bad_driver: DriverNode, laptop: Laptop) -> None:
     node, labels = bad_driver.node, bad_driver.node.labels()
-    states, pods = said_in("First, stop it from spreading")
-    undo, apply, delete, look, status = said_in("One node")
+    states, pods = lines_of("First, stop it from spreading")
+    undo, apply, delete, look, status = lines_of("One node")
     pod = bad_driver.pod["metadata"]["name"]
     assert re.search(rf"{node.name} .* ready$", laptop.types(states), re.MULTILINE)
     revision = bad_driver.pod["metadata"]["labels"]["controller-revision-hash"]
@@ -326,7 +326,7 @@ def test_a_node_that_a_killed_run_has_left_is_seen_from_a_laptop_and_released_on
     node = runner.node
     operands(node, ("device-plugin",))
     labels = node.labels()
-    taken, look = said_in("The manager")
+    taken, look = lines_of("The manager")
     assert re.search(rf"^{node.name} +<none>$", laptop.types(taken), re.MULTILINE)
     node.kubelet.stop_after("device-plugin", NEVER)
     start_and_take(runner).kill()
@@ -347,14 +347,14 @@ def test_the_fleet_goes_back_by_the_page(rollout_fleet: FleetFactory, laptop: La
     fleet.start()
     fleet.make_complete(waves=[{"name": "canary", "count": 1, "approval": True}, {"name": "rest"}])
     (good,) = set(fleet.serving().values())
-    (leave_out,) = said_in("Only this node")
+    (leave_out,) = lines_of("Only this node")
     out = fleet.nodes[3]
     laptop.types(leave_out, N=out)
     bad = fleet.set_driver("driver:bad")
     wait_until(lambda: bad in fleet.serving().values(), "the canary", 60)
     wait_until(lambda: fleet.status().get("phase") == "WaitingForApproval", "the canary is done", 60)
 
-    pause, status, history, undo, resume = said_in("The fleet")
+    pause, status, history, undo, resume = lines_of("The fleet")
     laptop.types(pause)
     assert laptop.types(status).startswith("Paused")
     assert bad in laptop.types(history)
@@ -397,7 +397,7 @@ def test_the_page_removes_no_key_without_the_prefix_of_a_vendor(tmp_path: Path) 
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f'#!/bin/sh\necho $* >> {tmp_path}/calls\necho \'"kubernetes.io/hostname": "a"\'\n')
     kubectl.chmod(0o755)
-    (line,) = [line for line in said_in(REMOVE) if "kubectl label nodes --all" in line]
+    (line,) = [line for line in lines_of(REMOVE) if "kubectl label nodes --all" in line]
     typed(line, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert (tmp_path / "calls").read_text() == "get nodes -o json\n"
 
@@ -487,7 +487,7 @@ def test_the_pages_removal_leaves_nodes_cluster_and_host_as_they_were(
     used = everything(admin_api, mine, tree, given["NS"])
     assert [part for part in before if used[part] == before[part]] == [], "everything has been used"
 
-    delete, look, uninstall, free, keys, condition, *host, definition, namespace = said_in("Remove everything")
+    delete, look, uninstall, free, keys, condition, *host, definition, namespace = lines_of("Remove everything")
     assert ("delete crd" in definition, "delete namespace" in namespace) == (True, True), "other tests need both"
     laptop.env |= given
     laptop.types(delete, R=rollout["metadata"]["name"])

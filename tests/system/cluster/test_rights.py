@@ -552,13 +552,13 @@ def test_every_right_is_needed_reported_where_it_is_missing_and_all_of_them_are_
     fleet, rights = scene.fleet, rights_of(SHIPPED, ROLLOUT_ACCOUNT)
     for right in (one for one in rights if one[4] in AT_ONCE or one[2] == "leases"):
         with without(admin_api, SHIPPED, ROLLOUT_ACCOUNT, right):
-            check_said_once(complaint(scene, right))
+            check_reported_once(complaint(scene, right))
     mark = fleet.plane.audit_mark()
     with Witness(admin_api, fleet.name) as witness:
         for right in (one for one in rights if one[4] not in AT_ONCE and one[2] != "leases"):
             bad = scene.new_driver()
             with without(admin_api, SHIPPED, ROLLOUT_ACCOUNT, right):
-                check_said_once(complaint(scene, right))
+                check_reported_once(complaint(scene, right))
             run = scene.start()
             scene.wait_back(bad)
             assert run.terminate().code == 0
@@ -580,7 +580,7 @@ def test_every_right_is_needed_reported_where_it_is_missing_and_all_of_them_are_
     assert refused_requests(fleet, mark) == []
 
 
-def check_said_once(lines: list[str]) -> None:
+def check_reported_once(lines: list[str]) -> None:
     """Raise AssertionError unless each thing was logged, in one line."""
     assert lines
     assert len(lines) == len(set(lines)), lines

@@ -201,7 +201,7 @@ def test_ended_at_any_request_the_next_one_tells_once(
     proxy = watched.scene.world.proxy
     with watched.watch() as loop:
         loop.says("→ healthy")
-        watched.wait_told("recovered")
+        watched.wait_reported("recovered")
         hold = Fault(Hold(applied), verb, resource)
         proxy.script.add(hold)
         watched.fail()
@@ -234,7 +234,7 @@ def test_a_wedge_is_reported_once_and_then_only_the_approval_is_read(
         loop.says("→ healthy")
         watched.fail()
         wait_until(lambda: proxy.exchanges("create", "events"), "the Event")
-        watched.wait_told("wedged")
+        watched.wait_reported("wedged")
         if asked:
             loop.says("recovery: next step reload: waits for approval")
     mark = proxy.mark()
@@ -251,7 +251,7 @@ def test_a_server_in_trouble_at_the_transition_hears_of_it(watched: WatchedNode,
     proxy = watched.scene.world.proxy
     with watched.watch() as loop:
         loop.says("→ healthy")
-        watched.wait_told("recovered")
+        watched.wait_reported("recovered")
         proxy.script.add(Fault(action, "get", "nodes"))
         watched.fail()
         watched.shows("wedged")
@@ -266,7 +266,7 @@ def test_a_server_that_does_not_answer_for_long_delays_no_mark_and_no_sample_and
     proxy = watched.scene.world.proxy
     with watched.watch() as loop:
         loop.says("→ healthy")
-        watched.wait_told("recovered")
+        watched.wait_reported("recovered")
         proxy.script.add(*(Fault(Hold(), verb, resource, times=100) for verb, resource in REQUESTS))
         watched.fail()
         wait_until(lambda: not watched.ready.exists(), "the ready marker is withdrawn")
@@ -303,7 +303,7 @@ MUTE = "rebellions.ai/npu-driver-manager.mute-until"
 def test_a_muted_node_keeps_its_ready_driver_and_hears_nothing(watched: WatchedNode) -> None:
     watched.scene.annotate(**{MUTE: "2099-01-02T03:04:05Z"})
     with watched.watch() as loop:
-        watched.wait_told("recovered")
+        watched.wait_reported("recovered")
         watched.fail()
         loop.says(f"→ muted: muted until 2099-01-02T03:04:05Z by the annotation {MUTE}")
         count = len(loop.lines)
@@ -323,7 +323,7 @@ def test_a_node_that_cannot_be_asked_delays_the_marks_by_some_seconds_and_no_mor
 ) -> None:
     proxy = watched.scene.world.proxy
     with watched.watch() as loop:
-        watched.wait_told("recovered")
+        watched.wait_reported("recovered")
         proxy.script.add(Fault(action, "get", "nodes", times=100))
         watched.fail()
         loop.says("unknown whether the Node mutes health-watch: ")

@@ -13,7 +13,7 @@ from tests.support.node import vendor_containers
 from tests.support.node.images import KERNEL
 from tests.support.node.machine import Machine
 from tests.support.node.node_init import NAME
-from tests.support.node.vendor_containers import ASCEND_MODULE, VERSIONS, ExampleClone, Vendor, said_in
+from tests.support.node.vendor_containers import ASCEND_MODULE, VERSIONS, ExampleClone, Vendor, lines_of
 
 pytestmark = pytest.mark.shares(6)
 """Together, as they share a node of their own."""
@@ -55,7 +55,7 @@ def replace(clone: ExampleClone, vendor: Vendor, line: str) -> None:
 
 
 def test_rebellions_is_mounted_loaded_swapped_and_kept(node: Machine, clone: ExampleClone) -> None:
-    apply, label = said_in("Rebellions")
+    apply, label = lines_of("Rebellions")
     vendor, marker = Vendor(node, "rbln-system", "rebellions"), "run/rbln/validations/.driver-ctr-ready"
     clone.types(apply)
     clone.types(label, N=NAME)
@@ -78,7 +78,7 @@ def test_rebellions_is_mounted_loaded_swapped_and_kept(node: Machine, clone: Exa
 
 
 def test_each_kernel_has_a_daemon_set_of_its_own(node: Machine, clone: ExampleClone) -> None:
-    apply, label, kernel = said_in("Several kernels")
+    apply, label, kernel = lines_of("Several kernels")
     vendor, marker = Vendor(node, "rbln-system", "rebellions"), "run/rbln/validations/.driver-ctr-ready"
     clone.types(apply)
     clone.replace("rebellions-one-kernel", "6.1.0-18-amd64", KERNEL)
@@ -95,7 +95,7 @@ def test_each_kernel_has_a_daemon_set_of_its_own(node: Machine, clone: ExampleCl
 def test_nvidias_container_unloads_and_one_that_cannot_is_cleared_by_the_next_run(
     node: Machine, clone: ExampleClone
 ) -> None:
-    apply, label, pause, drain, delete = said_in("NVIDIA")
+    apply, label, pause, drain, delete = lines_of("NVIDIA")
     vendor, marker = Vendor(node, "gpu-operator", "nvidia"), "run/nvidia/validations/.driver-ctr-ready"
     clone.types(f"kubectl label node N {KEY}=true", N=NAME)
     clone.types(apply)
@@ -124,7 +124,7 @@ def test_nvidias_container_unloads_and_one_that_cannot_is_cleared_by_the_next_ru
 
 
 def test_ascends_driver_is_installed_once_and_changed_by_a_reboot_alone(node: Machine, clone: ExampleClone) -> None:
-    apply, label = said_in("Ascend")
+    apply, label = lines_of("Ascend")
     vendor = Vendor(node, "npu-operator", ASCEND_MODULE)
     state, request = vendor.root / "run/ascend/ascend-driver.state", vendor.root / "var/lib/ascend/.reboot-required"
     clone.types(apply)

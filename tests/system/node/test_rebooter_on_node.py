@@ -78,7 +78,7 @@ class Rebooter:
         found: Json = json.loads(path.read_text()) if path.exists() else {}
         return found
 
-    def wait_said(self, text: str) -> None:
+    def wait_logged(self, text: str) -> None:
         """Wait until the rebooter's last word has this in it. AssertionError with what it wrote."""
         try:
             wait_until(lambda: text in self.record().get("said", ""), f"the rebooter says {text!r}")
@@ -114,9 +114,9 @@ def rebooter(machine: Machine) -> Iterator[Rebooter]:
 def test_the_command_runs_among_the_hosts_namespaces_and_a_refusal_is_one(rebooter: Rebooter, table: Table) -> None:
     rebooter.apply(host_pid=False)
     rebooter.request()
-    rebooter.wait_said("waits for approval")
+    rebooter.wait_logged("waits for approval")
     rebooter.annotate("true")
-    rebooter.wait_said("namespaces cannot be entered")
+    rebooter.wait_logged("namespaces cannot be entered")
     assert rebooter.notes()[APPROVAL] == "true"
     assert rebooter.asked() == []
 
@@ -124,11 +124,11 @@ def test_the_command_runs_among_the_hosts_namespaces_and_a_refusal_is_one(reboot
         rebooter.inhibit(on=True)
         rebooter.apply()
         wait_until(lambda: len(rebooter.asked()) >= 2, "the host is asked again")
-        rebooter.wait_said("refuses to reboot: Operation inhibited by the test")
+        rebooter.wait_logged("refuses to reboot: Operation inhibited by the test")
         assert rebooter.record()["pending"]["forced"] is None
         assert APPROVAL not in rebooter.notes()
         rebooter.inhibit(on=False)
-        rebooter.wait_said("the reboot command was given")
+        rebooter.wait_logged("the reboot command was given")
         row.end = "reboot command taken, in all namespaces of pid 1"
     command = rebooter.asked()[-1].split(" ", 1)
     assert command[0] == "reboot"

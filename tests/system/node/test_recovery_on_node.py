@@ -207,7 +207,7 @@ def test_a_wedged_driver_is_reloaded_by_the_successor_of_its_pod_and_another_nod
     assert (recovering.labels(), recovering.loaded()) == (labels, version)
     assert chip.load() != load
     assert holders(recovering) == []
-    recovering.wait_said("a reload was requested to recover the driver")
+    recovering.wait_logged("a reload was requested to recover the driver")
     evicted = [one for one in machine.plane.requests(mark) if (one.verb, one.subresource) == ("create", "eviction")]
     # With those that are only rehearsed.
     assert (pod.name, 201) in [(one.name, one.code) for one in evicted]

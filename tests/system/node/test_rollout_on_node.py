@@ -68,7 +68,7 @@ def test_the_next_driver_pod_waits_for_the_reported_end_of_the_pod_that_cleared_
             drivers.end_at_gate()
             new = rollout.wait_new_target(old)
             wait_until(lambda: drivers.a_pod().uid != driver.uid, "the next driver pod")
-            drivers.wait_said(WAITS)
+            drivers.wait_logged(WAITS)
             drivers.open_gate()
             rollout.wait_complete(new)
         finally:

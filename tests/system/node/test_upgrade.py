@@ -109,7 +109,7 @@ def parts_of(
         "init container starts": (seen.started(new, MANAGER), False),
         "run starts and pauses": (patches(seen.requests())[0], True),
         "operands stop, three seconds of it theirs": (max(seen.ended(one) for one in operands), False),
-        "kubelet reports their end": (max(seen.told_ended(one) for one in operands), False),
+        "kubelet reports their end": (max(seen.reported_end(one) for one in operands), False),
         "run ends": (seen.ended(new, MANAGER), True),
         "driver container starts": (seen.started(new, "driver"), False),
         "driver container loads": (drivers.recorded_at(), False),
@@ -132,7 +132,7 @@ def test_users_pods_leave_as_their_budget_allows(drivers: Drivers, table: Table)
     with table.row(Action.USERS) as row:
         drivers.delete_pod()
         wait_until(lambda: len(stayed(drivers, before)) == 1, "one of the users' pods has left")
-        drivers.wait_said("is refused")
+        drivers.wait_logged("is refused")
         assert len(stayed(drivers, before)) == 1
         assert drivers.loaded() != drivers.version
         drivers.api.patch(budget, {"spec": {"minAvailable": 0}})

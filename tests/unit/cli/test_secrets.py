@@ -49,7 +49,7 @@ FAILURES = {
 }
 
 
-def said_in(*texts: str) -> list[str]:
+def lines_of(*texts: str) -> list[str]:
     return [secret for secret in SECRETS if any(secret in text for text in texts)]
 
 
@@ -110,7 +110,7 @@ def test_no_command_says_a_secret_whatever_the_api_server_answers(
         tokens = [request.headers["authorization"] for request in api.requests]
         assert tokens[:1] == [f"Bearer {TOKEN}"], f"no test of {failure}"
         bodies = [json.dumps(request.body) + request.path + str(request.query) for request in api.requests]
-        assert said_in(out, err, *bodies, *files_below(tmp_path, path)) == [], failure
+        assert lines_of(out, err, *bodies, *files_below(tmp_path, path)) == [], failure
 
 
 def with_plugin(command: str, *arguments: str) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def test_no_secret_of_a_broken_kubeconfig_is_shown(
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     code, out, err = prompt("status -o json")
     assert code in (ExitCode.USAGE, ExitCode.API_UNAVAILABLE, ExitCode.API_REFUSED)
-    assert said_in(out, err, *files_below(tmp_path, path)) == []
+    assert lines_of(out, err, *files_below(tmp_path, path)) == []
 
 
 @slow
@@ -179,7 +179,7 @@ def test_a_whole_run_leaves_no_secret_anywhere(name: str, tmp_path: Path, monkey
     objects = [json.dumps(cluster.server.store.list_objects(kind)) for kind in ("nodes", "events")]
     texts = [*objects, *lines, *files_below(tmp_path, cluster.kubeconfig, cluster.kubectl_config)]
     assert any("termination-log exit " in text for text in texts), "else this looks at nothing"
-    assert said_in(*texts) == []
+    assert lines_of(*texts) == []
     assert not [text for text in texts if token in text]
 
 

@@ -118,7 +118,7 @@ NODE: dict[str, Any] = {"labels": {"a": "true"}, "annotations": {}, "is_cordoned
 HOST: dict[str, Any] = {"modules": {"rebellions": "2.0.1"}, "files": {"/run/state": "new"}, "mounts": ""}
 HOST |= {"devices": {"0000:c1:00.0": "driver rebellions, override "}, "services": ()}
 PODS: dict[str, Any] = {"jobs": ("gone",), "bystander": "Running", "evicted": {"u": 1}, "restarts": {"exporter": (1,)}}
-SOUND = Outcome(code=0, untold=(), interrupted=0, **NODE, **HOST, **PODS)
+SOUND = Outcome(code=0, without_event=(), interrupted=0, **NODE, **HOST, **PODS)
 CORDONED = replace(SOUND, is_cordoned=True)
 
 
@@ -152,7 +152,7 @@ def found(wanted: Outcome, got: Outcome, uncovered: str = "", edits: Mapping[str
         (SOUND, replace(SOUND, restarts={"exporter": (2,)}), "wrong restarts"),
         (SOUND, replace(SOUND, restarts={"exporter": (2, 1)}), "wrong restarts"),
         (SOUND, replace(SOUND, restarts={"exporter": (1, 0)}), "wrong restarts"),
-        (SOUND, replace(SOUND, untold=("exporter-x",)), "wrong restarts"),
+        (SOUND, replace(SOUND, without_event=("exporter-x",)), "wrong restarts"),
         (SOUND, replace(SOUND, code=5), "wrong exit codes"),
     ],
 )

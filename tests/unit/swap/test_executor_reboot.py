@@ -75,7 +75,7 @@ def test_a_driver_of_strategy_reboot_gets_a_marker_and_is_never_unloaded() -> No
 @pytest.mark.parametrize("no_wait", [True, False])
 def test_a_run_may_hold_until_sigterm_and_the_request_is_one_event(no_wait: bool) -> None:
     world = by_reboot(no_wait=no_wait)
-    assert world.foretold is (REBOOT if no_wait else ExitCode.DONE)
+    assert world.announced_end is (REBOOT if no_wait else ExitCode.DONE)
     for number in range(1, 4):
         world.clock.after(100.0, world.clock.ask_to_end)
         world.again(REBOOT)
@@ -220,7 +220,7 @@ def test_a_reinstall_forced_later_asks_for_its_own_reboot() -> None:
 def test_another_driver_wanted_since_asks_again_and_a_wish_that_was_given_up_is_forgotten() -> None:
     world = by_reboot()
     world.ended(REBOOT)
-    assert boot(world).foretold is ExitCode.MODULE_FAILED
+    assert boot(world).announced_end is ExitCode.MODULE_FAILED
     world.ended(ExitCode.MODULE_FAILED)
     world.given(digest="e" * 64).again(REBOOT)
     assert decode_reboot_wish(world.host.files[PATHS.reboot_wish]).to_driver == "e" * 64

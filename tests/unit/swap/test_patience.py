@@ -106,7 +106,7 @@ def stuck_operand(**changes: Any) -> World:
 
 def test_a_stuck_operand_is_named_with_everything_in_place_until_it_ends_after_all() -> None:
     world = stuck_operand()
-    assert world.foretold is ExitCode.PODS_REMAIN
+    assert world.announced_end is ExitCode.PODS_REMAIN
     expected = ("rbln-system/stuck: terminating, held by finalizer vendor/hold", "no pod was disturbed")
     for _ in range(2):
         world.again(ExitCode.PODS_REMAIN, *expected)
@@ -133,7 +133,7 @@ def fail(world: World, runs: int = 1) -> Outcome:
         outcome = world.given(stuck_users={"rebellions": 1}).again(BUSY)
         assert world.is_released
     world.host.stuck_users = {}
-    assert world.foretold is ExitCode.DONE, "the next run waits, and then goes on"
+    assert world.announced_end is ExitCode.DONE, "the next run waits, and then goes on"
     return outcome
 
 

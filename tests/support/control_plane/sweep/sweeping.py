@@ -44,7 +44,7 @@ class Outcome:
     """What a run leaves. `files` by path on the host, without what the kernel shows; `evicted` by uid, clients apart.
 
     `devices`: driver and override of each PCI function. `restarts`: how often each client was evicted, in each boot;
-    `untold`: those without an Event. `shown` is the driver's state on the Node, which is in no other field.
+    `without_event`: those without an Event. `shown` is the driver's state on the Node, which is in no other field.
     """
 
     code: int
@@ -60,7 +60,7 @@ class Outcome:
     bystander: str
     evicted: Mapping[str, int]
     restarts: Mapping[str, tuple[int, ...]]
-    untold: tuple[str, ...]
+    without_event: tuple[str, ...]
     interrupted: int
     shown: Shown
 
@@ -91,7 +91,7 @@ def outcome(scene: Scene, code: int) -> Outcome:
         bystander=sweep_node.bystander.state(),
         evicted=_evicted(scene),
         restarts=_restarts(scene),
-        untold=_untold(scene),
+        without_event=_without_event(scene),
         interrupted=len(files) - len(whole),
         shown=shown(node),
     )
@@ -171,7 +171,7 @@ def _restarts(scene: Scene) -> dict[str, tuple[int, ...]]:
     return {name: tuple(count[name] for count in counts) for name in names}
 
 
-def _untold(scene: Scene) -> tuple[str, ...]:
+def _without_event(scene: Scene) -> tuple[str, ...]:
     """The exporter's pods that were evicted in this boot, without an Event that says so."""
     node = scene.sweep_node.node
     about = f"involvedObject.name={node.name},reason=DriverClientRestarted"
@@ -260,7 +260,7 @@ def _of_the_pods(wanted: Outcome, got: Outcome, pods: frozenset[str]) -> list[st
 
 def _of_the_clients(wanted: Outcome, got: Outcome) -> list[str]:
     """Each as often as for an undisturbed run's driver; for the driver of an earlier boot, once at most."""
-    found = [f"no Event tells of the restart of {name}" for name in got.untold]
+    found = [f"no Event tells of the restart of {name}" for name in got.without_event]
     for name, times in wanted.restarts.items():
         *earlier, now = got.restarts[name]
         found += [f"{name} was restarted {now} times, not {times[-1]}"] if now != times[-1] else []
