@@ -1,4 +1,4 @@
-"""What every test of the cluster tier gets: its marker, the fixtures of the real control plane, and no process left."""
+"""What every test of the cluster tier gets: its marker, the fixtures of the real control plane, and nothing left."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.support.control_plane.fixtures import (  # noqa: F401  # fixtures, us
     control_plane,
     dra,
     node,
+    nothing_left_in_the_cluster,
     nothing_left_running,
     operands,
     proxy,
