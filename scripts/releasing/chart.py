@@ -73,6 +73,8 @@ NO_OPTIONS = (
 PARTS = {"driver": "", "driver-rebooter": "rebooter", "driver-rollout": "rollout"}
 """For each workload, the value that has the values of its pods and of its account; "": they are at the top level."""
 
+PROFILES = builtin()
+
 Source = tuple[str, Json, When]
 """The chart's file for an object, the object or patch, and its condition."""
 
@@ -84,8 +86,8 @@ def offered() -> dict[str, dict[str, bool]]:
         body = kustomize.loaded(DEPLOY / "overlays" / vendor / "kustomization.yaml")[0]
         found[vendor] = {Path(name).name: True for name in body["components"]}
         found[vendor].setdefault("rebooter", False)
+        profile = PROFILES[vendor]
         for component in OPTIONAL:
-            profile = builtin()[vendor]
             lacks = (component == "safe-load" and not profile.keys.safe_load) or (
                 component == "recovery" and not set(profile.recovery) - {RecoveryStep.REBOOT}
             )
