@@ -191,7 +191,7 @@ def test_a_part_that_is_forbidden_is_named_and_the_others_are_collected(resource
     assert {name for name, reason in found.left.items() if reason not in ("missing", "forbidden")} == set()
 
 
-@pytest.mark.parametrize("config", ["absent", "silent"])
+@pytest.mark.parametrize("config", ["absent", pytest.param("silent", marks=pytest.mark.submission)])
 def test_without_a_cluster_the_host_is_collected(
     config: str, node: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def among_mounts(node: ByHand, folder: Path, script: str) -> Callable[..., subpr
     return ran
 
 
+@pytest.mark.submission
 def test_a_root_on_which_no_tool_can_be_executed_is_named_before_the_first_effect(node: ByHand) -> None:
     """On a real mount, as Debian and Ubuntu mount /run."""
     new, folder = image(node), node.tree.root / "var/lib/rbln"
@@ -147,6 +148,7 @@ def test_a_root_on_which_no_tool_can_be_executed_is_named_before_the_first_effec
     assert "rbln-smi cannot be executed: /var/lib/rbln is mounted noexec" in found.stdout + found.stderr, found
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize(
     ("script", "noexec"),
     [

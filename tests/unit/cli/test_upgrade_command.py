@@ -45,6 +45,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox
         yield found
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 def test_the_sandbox_shows_a_failed_upgrade_a_good_one_and_the_fleet(sandbox: SandboxFleet, prompt: Prompt) -> None:
     def upgrade(node: str) -> tuple[int, Any]:
