@@ -205,7 +205,6 @@ def test_an_exception_of_the_call_does_not_stop_the_next_ones(clock: SystemClock
     assert len(calls) >= 3
 
 
-@pytest.mark.submission
 def test_after_it_no_call_is_made_and_the_outer_one_goes_on(clock: SystemClock) -> None:
     outer, inner, over = threading.Event(), list[int](), list[int]()
     with clock.every(0.02, outer.set):

@@ -418,7 +418,6 @@ FEW_INODES = "mount -t tmpfs -o size=1m,nr_inodes=8 t run/rbln"
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a file immutable")
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize(
     ("script", "record", "lock"),
     [
@@ -635,7 +634,6 @@ def test_the_hosts_name_is_the_kernels_where_its_namespace_is_ours_and_else_that
         assert host_files.host_name(roots_of(root)) == name, (kernel, is_shared, text)
 
 
-@pytest.mark.submission
 def test_in_a_namespace_of_its_own_a_process_does_not_take_that_ones_name_for_the_hosts(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/hostname").write_text("the-host\n")

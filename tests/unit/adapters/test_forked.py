@@ -37,7 +37,6 @@ def test_an_answer_in_a_thread_is_its_value_or_its_error_and_that_of_a_child_its
     assert (os.getpid(), children()) == (me, others)
 
 
-@pytest.mark.submission
 def test_no_answer_in_time_is_none_and_leaves_no_child(others: set[str]) -> None:
     began_s = time.monotonic()
 
@@ -93,7 +92,6 @@ def answered(item: int) -> Iterator[str]:
     yield f"{item}b\nno more"
 
 
-@pytest.mark.submission
 def test_an_item_that_gives_no_answer_is_left_out_and_hides_no_other(others: set[str]) -> None:
     asked = with_time_enough(
         lambda stall_s: each_within(300.0, stall_s, [1, 3, 4, 5, 6, 7], answered),
@@ -106,7 +104,6 @@ def test_an_item_that_gives_no_answer_is_left_out_and_hides_no_other(others: set
     assert children() == others
 
 
-@pytest.mark.submission
 def test_items_there_is_no_time_for_are_named(others: set[str]) -> None:
     asked = with_time_enough(
         lambda limit_s: each_within(limit_s, 100.0, [3, 4], answered), lambda asked: bool(asked.lines)
@@ -115,7 +112,6 @@ def test_items_there_is_no_time_for_are_named(others: set[str]) -> None:
     assert children() == others
 
 
-@pytest.mark.submission
 def test_on_a_signal_a_question_ends_within_a_moment(others: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def answers(ending_s: float) -> Asked:
         monkeypatch.setattr(forked, "ENDING_S", ending_s)

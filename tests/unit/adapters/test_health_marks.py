@@ -226,7 +226,6 @@ def turn(tree: Tree, *, healthy: bool) -> None:
     HealthWatch(ports, WatchPolicy(failures=1), lambda _: None).turn()
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("healthy", [False, True])
 def test_a_kill_at_any_change_of_the_file_system_is_mended_by_the_next_process(tmp_path: Path, healthy: bool) -> None:
     for number in range(MOST_EFFECTS):

@@ -73,7 +73,6 @@ def test_a_client_that_sends_nothing_delays_no_other(clock: LoopClock, server: S
         assert clock.monotonic() - begun < patient(1.0)
 
 
-@pytest.mark.submission
 def test_a_client_that_goes_away_is_forgotten(clock: LoopClock, server: StatusServer) -> None:
     before = descriptors()
     for _ in range(50):

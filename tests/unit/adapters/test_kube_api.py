@@ -211,7 +211,6 @@ OUTAGES = [Outage(429, 5.0, 1), Outage(429, 5.0), Outage(503, 30.0), Outage(503,
 CLIENTS, FEW = examples(1_000), 20
 
 
-@pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("outage", OUTAGES, ids=str)
 def test_a_thousand_nodes_that_were_refused_together_do_not_come_back_together(outage: Outage) -> None:

@@ -77,7 +77,6 @@ def followed(fleet: FleetOverHttp, subject: Subject = NODES) -> list[str]:
 # what is delivered
 
 
-@pytest.mark.submission
 def test_a_subject_is_listed_and_then_each_change_is_delivered(fleet: FleetOverHttp) -> None:
     assert followed(fleet) == ["a", "b"]
     label(fleet, "seen")
@@ -115,7 +114,6 @@ def test_each_kind_is_asked_for_where_it_is_and_by_its_selector(fleet: FleetOver
     assert len(followed(fleet, Subject(FactKind.DRIVER_PODS, NAMESPACE, "app=driver"))) == 2
 
 
-@pytest.mark.submission
 def test_a_watch_whose_version_is_forgotten_lists_again(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_fleet, "WATCH_S", 1.0)
     followed(fleet, ROLLOUTS)
@@ -585,7 +583,6 @@ def test_what_is_no_node_is_an_error_of_the_answer() -> None:
             understood(readers(KEYS, zone)[FactKind.NODES], {"metadata": metadata})
 
 
-@pytest.mark.submission
 @pytest.mark.shares(3)
 def test_thousands_of_nodes_are_kept_in_little_memory() -> None:
     labels = {f"feature.node.kubernetes.io/cpu-{number}": "true" for number in range(40)}

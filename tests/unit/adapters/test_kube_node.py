@@ -488,7 +488,6 @@ def test_no_request_is_repeated_once_the_caller_has_stopped() -> None:
     assert ended.wait(LONG_S / 2)
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("is_of_this_thread", [False, True])
 def test_the_wish_to_end_waits_for_no_answer(is_of_this_thread: bool) -> None:
     clock, hang, asked = SystemClock(), threading.Event(), threading.Event()

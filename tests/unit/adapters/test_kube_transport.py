@@ -119,7 +119,6 @@ def test_request_and_answer_share_one_limit(talk: Talk, serve: Serve, request_: 
         assert_limited(transport, request_, limit_s)
 
 
-@pytest.mark.submission
 def test_a_proxy_whose_headers_drip_ends_with_the_limit() -> None:
     with server(dripping(OK, b"X: y\r\n")) as there:
         transport = by_library("https://server.invalid", proxy=f"http://127.0.0.1:{there.port}")
@@ -382,7 +381,6 @@ print(json.dumps({"code": code, "modules": sorted({name.partition(".")[0] for na
 """
 
 
-@pytest.mark.submission
 def test_a_reconcile_in_a_pod_imports_no_library_for_its_requests(tmp_path: Path, account: Path) -> None:
     env = {**variables(1), "NODE_NAME": "n", "HOST_ROOT": str(tmp_path), "API_TIMEOUT": "0s"}
     argv = [sys.executable, "-c", IMPORTING, str(account)]

@@ -157,7 +157,6 @@ def test_all_that_can_be_loaded_is_each_after_its_needs(made: Made, folder: str,
     assert ascend.names == set(in_need)
 
 
-@pytest.mark.submission
 def test_each_module_gets_the_options_of_the_hosts_modprobe_d(made: Made) -> None:
     ascend = driver(made)
     ascend.tree.write("etc/modprobe.d/npu.conf", 'options drv-zz-base depth=7 name="a b"')
@@ -166,7 +165,6 @@ def test_each_module_gets_the_options_of_the_hosts_modprobe_d(made: Made) -> Non
     assert ascend.inserted["drv_pcie_host"] == []
 
 
-@pytest.mark.submission
 def test_a_root_module_that_does_not_load_is_a_failure_and_nothing_is_unloaded(made: Made) -> None:
     ascend = driver(made, fails=True)
     with pytest.raises(ModuleFailed, match=r"drv_pcie_host cannot be loaded .*Input/output error"):

@@ -231,7 +231,6 @@ print("SIGTERM" if clock.is_ending() else "deadline", flush=True)
 """
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize(("limit_s", "ended_by"), [("1", "deadline"), ("inf", "SIGTERM")])
 def test_a_process_whose_log_is_full_keeps_its_deadline_and_hears_a_signal(limit_s: str, ended_by: str) -> None:
     argv = [sys.executable, "-c", RUN, limit_s]

@@ -95,7 +95,6 @@ def test_a_tool_gets_a_short_environment_no_descriptor_and_no_input(ran: Run, mo
     assert ran(["/bin/cat"], {}, 60.0).out == ""
 
 
-@pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("mood", ["hang", "hang ignoring TERM", "hang with children"])
 def test_a_tool_that_hangs_is_killed_with_its_children(ran: Run, tool: StandIn, mood: str) -> None:
@@ -146,7 +145,6 @@ print(ran.status, len(ran.out), len(ran.err), more_kib // 1024, time.monotonic()
 """
 
 
-@pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("script", "limit_s", "found", "bound_s"),
@@ -168,7 +166,6 @@ def test_too_much_output_takes_no_memory_and_no_time(script: str, limit_s: float
     assert float(took_s) < patient(bound_s)
 
 
-@pytest.mark.submission
 def test_a_tool_that_closes_its_outputs_is_waited_for() -> None:
     assert run(["sh", "-c", "echo out; exec >&- 2>&-; sleep 0.3; exit 3"]) == Result(3, "out\n", "")
     assert run(["sh", "-c", "exec >&- 2>&-; sleep 60"], timeout_s=0.3).status == TIMED_OUT
@@ -322,7 +319,6 @@ class SuspendedClock(LoopClock):
             super().turn(end)
 
 
-@pytest.mark.submission
 def test_time_in_which_all_were_suspended_is_not_the_tools_fault(tool: StandIn) -> None:
     clock = SuspendedClock()
     slow = Supervisor(clock).run(["/bin/sh", "-c", "sleep 0.2; echo done"], {}, 5.0)
@@ -418,7 +414,6 @@ print(os.getpid(), before, len(list(tools._children())))
 """
 
 
-@pytest.mark.submission
 @pytest.mark.shares(3)
 def test_an_init_process_leaves_what_came_in_by_exec_alone() -> None:
     as_root = () if os.geteuid() == 0 else ("--user", "--map-root-user")
@@ -427,7 +422,6 @@ def test_an_init_process_leaves_what_came_in_by_exec_alone() -> None:
     assert ran.stdout.split() == ["1", "2", "1"]
 
 
-@pytest.mark.submission
 def test_a_loop_that_becomes_lean_still_gets_the_orphans(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     target = tmp_path / "lean_target.py"

@@ -186,7 +186,6 @@ def test_a_dumb_terminal_or_a_wish_for_text_gets_plain_lines(tmp_path: Path, env
     assert re.match(r"\d\d:\d\d:\d\d\.\d{3} \[1/", output)
 
 
-@pytest.mark.submission
 def test_restore_in_a_terminal_is_one_step(tmp_path: Path) -> None:
     with by_hand(tmp_path) as node:
         key = f"{node.tree.profile.deploy.prefix}device-plugin"

@@ -56,7 +56,6 @@ def test_a_process_that_gives_no_answer_is_a_problem(clock: LoopClock) -> None:
         assert notifier(clock, program).report(NOTICE) == problem, program
 
 
-@pytest.mark.submission
 def test_a_process_that_hangs_is_over_in_time(clock: LoopClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPORT_S", 0.5)
     begun = time.monotonic()

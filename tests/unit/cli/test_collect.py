@@ -93,7 +93,6 @@ def pod_and_logs(node: ByHand, text: str) -> str:
     return pod
 
 
-@pytest.mark.submission
 def test_no_planted_secret_is_in_the_archive_and_the_rest_is(node: ByHand) -> None:
     profile, namespace = node.tree.profile, node.cluster.namespace
     applied = {"kubectl.kubernetes.io/last-applied-configuration": SPOKEN, "example.com/note": SPOKEN}
@@ -142,7 +141,6 @@ def test_no_planted_secret_is_in_the_archive_and_the_rest_is(node: ByHand) -> No
     assert "rebellions 0000:c1:00.0: key token=REDACTED" in found.texts["kernel.log"]
 
 
-@pytest.mark.submission
 def test_an_archive_of_a_node_has_what_the_commands_print_and_what_they_read(node: ByHand, prompt: Prompt) -> None:
     paths, namespace = node.tree.profile.paths, node.cluster.namespace
     pod = pod_and_logs(node, "hello\n")

@@ -80,7 +80,6 @@ def test_those_who_ask_before_a_run_get_its_exit_code(blocker: str, monkeypatch:
     assert found == dict.fromkeys((*QUESTIONS, "the run"), code)
 
 
-@pytest.mark.submission
 def test_preflight_says_what_failed_in_the_termination_log_and_not_that_a_variable_is_mistyped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prompt: Prompt
 ) -> None:

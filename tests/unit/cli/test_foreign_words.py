@@ -70,7 +70,6 @@ NODE_COMMANDS = (
 )
 
 
-@pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("command", NODE_COMMANDS)
 def test_a_command_on_a_node_escapes_foreign_words(command: str, node: ByHand, tmp_path: Path, prompt: Prompt) -> None:
@@ -85,7 +84,6 @@ def test_a_command_on_a_node_escapes_foreign_words(command: str, node: ByHand, t
         escaped(event["message"])
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("wave", ["canary", HOSTILE], ids=["a rollout", "a spec that is none"])
 def test_commands_about_rollouts_escape_foreign_words(
     wave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -316,7 +316,6 @@ def test_evidence_is_kept_where_it_is_wanted(
     assert len([line for line in watch.lines if "no evidence" in line]) == (not env)
 
 
-@pytest.mark.submission
 def test_sighup_reads_the_profile_again_and_forgets_nothing(tree: AscendTree, start: Start) -> None:
     tree.tool.be("critical")
     watch = start("--interval", "10s")
@@ -328,7 +327,6 @@ def test_sighup_reads_the_profile_again_and_forgets_nothing(tree: AscendTree, st
     assert watch.process.poll() is None
 
 
-@pytest.mark.submission
 def test_a_profile_that_is_no_good_at_sighup_keeps_the_old_one(tree: AscendTree, start: Start) -> None:
     watch = start(*INTERVAL)
     watch.says("starting → healthy")

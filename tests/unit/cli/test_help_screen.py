@@ -121,7 +121,6 @@ def test_each_shells_script_asks_this_command_and_needs_none(prompt: Prompt, mon
     assert "'bash', 'zsh', 'fish'" in prompt.errors("completion tcsh")
 
 
-@pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 @pytest.mark.parametrize(

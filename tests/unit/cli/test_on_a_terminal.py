@@ -45,7 +45,6 @@ def piped(node: ByHand, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.submission
 def test_on_a_terminal_the_state_is_green_an_error_red_and_a_note_yellow_below_it(node: ByHand) -> None:
     shown = on_terminal(STATUS, node.environment(**TWO_WORDS), REPOSITORY, columns=1_000)
     assert shown.status == 0
@@ -60,7 +59,6 @@ def test_on_a_terminal_the_state_is_green_an_error_red_and_a_note_yellow_below_i
     assert [line.rstrip() for line in shown.text.splitlines()] == [line.rstrip() for line in text.splitlines()]
 
 
-@pytest.mark.submission
 def test_text_is_wrapped_to_the_terminal_and_has_a_reason_once(node: ByHand) -> None:
     env = node.environment(**TWO_WORDS, KUBECONFIG="/absent/a-long-name-of-a-file-that-is-not-there")
     shown = on_terminal(STATUS, env, REPOSITORY, columns=60)
@@ -76,7 +74,6 @@ def test_who_wants_no_colour_gets_the_same_without(node: ByHand, variable: dict[
     assert (shown.text[:7], "\x1b" in shown.raw) == ("ready: ", False)
 
 
-@pytest.mark.submission
 def test_json_is_json_on_a_terminal_too(node: ByHand) -> None:
     shown = on_terminal([*STATUS, "-o", "json"], node.environment(**TWO_WORDS), REPOSITORY)
     assert "\x1b" not in shown.raw
@@ -192,7 +189,6 @@ def test_a_failure_keeps_its_own_exit_code_and_its_own_two_lines(node: ByHand) -
     assert (done.returncode, "no-such-node does not exist" in done.stderr) == (ExitCode.USAGE, True)
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("words", ["status", "", "reconcile-driver-state -o json --bogus"])
 def test_with_nowhere_to_write_at_all_the_exit_code_still_tells(node: ByHand, words: str) -> None:
     assert into_a_full_device(node, *words.split(), also_stderr=True).returncode == ExitCode.USAGE

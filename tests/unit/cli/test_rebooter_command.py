@@ -156,7 +156,6 @@ def test_each_look_and_each_check_of_a_reboot_puts_off_when_it_counts_as_hung(no
     ended(process)
 
 
-@pytest.mark.submission
 def test_what_it_records_is_published_for_a_collector(node: Node) -> None:
     textfile = node.folder / "rebooter.prom"
     node.mark(reason="recovery")
@@ -253,7 +252,6 @@ def test_it_comes_and_goes_with_the_marker(node: Node) -> None:
     assert any("withdraw the request" in message for message in ended(process))
 
 
-@pytest.mark.submission
 def test_a_dry_run_changes_nothing(node: Node) -> None:
     node.mark()
     process = node.start("--dry-run", AUTO_UPGRADE="true")
@@ -314,7 +312,6 @@ def test_bad_options_are_usage_errors_at_the_start(node: Node, monkeypatch: pyte
     assert "/var/lib/ascend" in prompt.errors("rebooter")
 
 
-@pytest.mark.submission
 def test_a_marker_folder_that_cannot_be_written_ends_a_reconcile_with_its_path(node: Node) -> None:
     node.tree.record("old", ROOT, "25.2.0")
     node.spoil_folder()

@@ -68,7 +68,6 @@ def test_a_paused_rollout_starts_nothing_until_it_is_resumed(place: Open) -> Non
     desk.controller.until_complete("r2")
 
 
-@pytest.mark.submission
 def test_of_several_nodes_all_are_retried_or_none_and_the_rollout_goes_on_with_a_failed_one(place: Open) -> None:
     desk = halted(place)
     err = desk.fails("retry", "node-1", "node-2", "elsewhere")
@@ -82,7 +81,6 @@ def test_of_several_nodes_all_are_retried_or_none_and_the_rollout_goes_on_with_a
     assert desk.scene.restarts["node-1", "r2"] == 2
 
 
-@pytest.mark.submission
 def test_undo_brings_the_last_good_revision_back_to_every_node_and_the_history_shows_it(place: Open) -> None:
     desk = halted(place)
     past = desk.shows("rollout-history", "history")["history"]
@@ -160,7 +158,6 @@ def test_an_object_that_cannot_be_read_is_shown_and_not_changed(place: Open) -> 
     assert "spec.windows" in desk.fails("pause")
 
 
-@pytest.mark.submission
 @pytest.mark.shares(3)
 def test_a_dry_run_is_checked_by_the_server_and_changes_nothing(place: Open) -> None:
     desk = halted(place)
@@ -216,7 +213,6 @@ def test_a_look_changes_nothing_opens_no_watch_and_finds_nothing_complete_withou
     assert headline.endswith("1 node is without a driver pod that the DaemonSet wants: node-1"), headline
 
 
-@pytest.mark.submission
 def test_one_on_its_way_ends_with_0_and_a_halted_one_does_not(desk: Laptop) -> None:
     desk.scene.broken.add("node-0")
     desk.scene.set_driver("driver:2")
@@ -388,7 +384,6 @@ def test_each_change_is_a_line_and_the_last_one_says_that_it_is_complete(watched
     assert lines[-1].endswith("Complete: 2 nodes are on revision r2 [2 in all: 2 updated]")
 
 
-@pytest.mark.submission
 def test_a_halt_ends_a_watch_with_its_exit_code(watched: Laptop) -> None:
     watched.scene.broken.add("node-0")
     code, out, _ = watch(watched, lambda: watched.controller.until_phase("Halted"))

@@ -76,7 +76,6 @@ def host(tmp_path: Path) -> list[str]:
     return ["--host-root", str(tmp_path), "--node-name", "n", "--profile", "ascend"]
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("command", sorted(LOOPS))
 def test_a_loop_that_a_signal_ends_while_it_starts_ends_well(command: str, host: list[str], tmp_path: Path) -> None:
     way = ["--kubeconfig", str(tmp_path / "kubeconfig")]

@@ -62,7 +62,6 @@ def test_a_virtual_machine_keeps_its_device_is_shown_and_is_named_on_the_way_bac
     assert f"{ONE} driver vfio-pci, kept for vfio-pci, IOMMU group 10; qemu-system-x86 (pid 4711) of VM web" in out
 
 
-@pytest.mark.submission
 def test_virtual_functions_go_before_the_binding(native: Site, prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VFIO_BIND", "container")
     count = native.hand.tree.root / f"sys/bus/pci/devices/{ONE}/sriov_numvfs"

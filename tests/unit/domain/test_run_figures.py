@@ -65,7 +65,6 @@ def test_a_held_node_stays_so_until_a_run_ends_well_or_gives_it_back() -> None:
     assert not held.with_run(failed, is_given_back=True).is_held
 
 
-@pytest.mark.submission
 @given(st.lists(RUNS, max_size=12))
 def test_counters_are_sums_and_the_last_run_is_the_last(runs: list[RunReport]) -> None:
     figures = after(*runs)
@@ -91,7 +90,6 @@ def test_what_is_written_is_read_again(runs: list[RunReport]) -> None:
     assert encode_run_figures(figures).count("\n") == 1
 
 
-@pytest.mark.submission
 @given(st.text() | st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_garbage_is_no_figures_and_no_failure(text: str) -> None:
     assert decode_run_figures(text) == RunFigures()
@@ -110,7 +108,6 @@ def test_a_newer_version_and_wrong_fields_are_no_figures_but_an_earlier_version_
     assert found.runs == {"5": 1, "0": 1}
 
 
-@pytest.mark.submission
 @given(st.lists(RUNS, min_size=1, max_size=5))
 def test_prometheus_reads_every_figure(runs: list[RunReport]) -> None:
     figures, last = after(*runs), runs[-1]

@@ -239,7 +239,6 @@ def test_a_clock_that_is_set_fails_no_node(step_s: float, is_new: bool) -> None:
     run.until_phase("Halted", 400.0)
 
 
-@pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("preflight", ["off", "require"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -366,7 +365,6 @@ def test_an_answer_that_is_lost_is_no_second_effect(what: str) -> None:
     check_end(scene, run, new)
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("what", ["patch node", "delete pod", "patch status"])
 def test_a_server_that_is_away_for_a_while_is_waited_for(what: str) -> None:
     scene, run, new = upgrading(3)
@@ -437,7 +435,6 @@ def test_what_cannot_be_seen_is_not_decided_on() -> None:
     assert run.reports[-1].why_not_ready == ""
 
 
-@pytest.mark.submission
 def test_a_refused_pod_is_retried_seldom_and_shown_in_the_status() -> None:
     scene, run, new = upgrading(40, preflight="require")
     refuse(run, ApiRefused("may not create pods", "Give the right."), "create pod")

@@ -87,7 +87,6 @@ def test_the_same_in_stories_that_are_the_same_every_time() -> None:
         fleet_world.live_through(fleet_world.World(fleet_world.some_rules(dice)), fleet_world.some_story(dice))
 
 
-@pytest.mark.submission
 def test_a_run_that_is_killed_with_its_node_once_the_rollout_gave_it_up_is_cleaned_up_after() -> None:
     rules = replace(fleet_world.USUAL, max_parallel=0, waves=fleet_world.WAVES[0])
     story: fleet_world.Story = [("clear-dies", "a", 65.0, None), ("back", "a", 40.0, None)]

@@ -227,7 +227,6 @@ def test_the_first_status_is_written_at_once_and_one_without_news_not_at_all() -
     assert written() == written(old=written(), now_s=LATER_S)
 
 
-@pytest.mark.submission
 @given(st.builds(FleetDecision, st.just(()), MEMORIES, OUTLOOKS), STATUSES, st.floats(allow_nan=False))
 def test_every_status_has_the_form_that_the_api_server_checks(decision: FleetDecision, old: Json, now_s: float) -> None:
     status = status_of(decision, old, GENERATION, now_s)

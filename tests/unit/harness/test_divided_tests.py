@@ -34,7 +34,6 @@ def shares(count: int) -> list[Share]:
     return [Share(index, count) for index in range(1, count + 1)]
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("count", [*range(1, 8), sweeping.SHARES])
 def test_the_shares_of_the_kill_sweep_are_every_kill_once(count: int) -> None:
     swept = [(one.path, point) for share in shares(count) for one in RECORDINGS for point in points(one, share)]

@@ -183,7 +183,6 @@ def test_a_fault_that_could_not_act_is_for_the_next_match_and_counts_from_when_i
     assert [armed.fault.action for armed in script.take(get)] == [Drop()]
 
 
-@pytest.mark.submission
 def test_the_light_tools_say_what_the_sandboxs_say(tmp_path: Path) -> None:
     tree = HostTree(tmp_path / "host", tmp_path / "bin", builtin()["rebellions"])
     tree.build()

@@ -309,7 +309,6 @@ def test_what_holds_of_every_decision(seen: RebootState) -> None:
         assert not seen.driver_problem
 
 
-@pytest.mark.submission
 @settings(max_examples=examples(300))
 @given(STATES)
 def test_an_idle_rebooter_sees_what_there_is_to_do_and_a_dry_run_has_no_effect(seen: RebootState) -> None:

@@ -69,7 +69,6 @@ def test_a_record_stays_small_enough_to_be_read_again() -> None:
     assert len(state.encode_reboot_record(record)) < 8_000
 
 
-@pytest.mark.submission
 @given(REQUESTS)
 def test_the_key_of_a_request_can_be_part_of_an_objects_name(request: RebootRequest) -> None:
     assert len(request.key) <= 70

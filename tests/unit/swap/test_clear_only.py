@@ -323,7 +323,6 @@ def test_where_nothing_is_to_be_cleared_nothing_is_touched(changes: dict[str, An
     made.check_kept()
 
 
-@pytest.mark.submission
 @settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans()), max_size=5))
 def test_any_number_of_kills_and_signals_in_a_row_loses_nothing(blows: list[tuple[int, bool, bool]]) -> None:

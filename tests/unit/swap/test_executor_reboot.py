@@ -252,7 +252,6 @@ EVENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.submission
 @example(["force", "want old", "run", "unforce", "run"])
 @settings(max_examples=examples(200))
 @given(st.lists(st.sampled_from(sorted(EVENTS)), min_size=4, max_size=14))

@@ -497,7 +497,6 @@ HELD = st.lists(
 ).map(tuple)
 
 
-@pytest.mark.submission
 @given(
     st.builds(observation, pods=crowds(), holders=HELD, at=st.just(Moment(wall_s=NOW_S)), host=st.sampled_from(HOSTS)),
     st.builds(
