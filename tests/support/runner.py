@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -243,6 +244,8 @@ def lacking() -> dict[str, str]:
         os.environ["KUBEBUILDER_ASSETS"] = str(assets.control_plane())
     except TierError as error:
         cluster = [str(error)]
+    if shutil.which("openssl") is None:
+        cluster.append("openssl is not installed")
     # The node tier needs that variable.
     found = {"cluster": cluster, "image": builder.missing(), "kernel": tools.missing(), "node": machine.missing()}
     return {tier: "; ".join(reasons) for tier, reasons in found.items() if reasons}
@@ -292,7 +295,7 @@ def whole(run: str, names: Sequence[str], share: str | None) -> int:
         wanted = [part for part in known if not names or part.name in names]
         lost = {tier for part in wanted for tier in part.tiers if tier in absent}
         if lost and (names or os.environ.get("CI") == "true"):
-            reason = "a part was asked for by name" if names else "CI=true requires every tier"
+            reason = f"--part names {', '.join(names)}" if names else "CI=true requires every tier"
             print(f"test: {reason}, and these tiers cannot run: {', '.join(sorted(lost))}", file=sys.stderr)
             return 1
         possible = [part for part in wanted if not set(part.tiers) & lost]

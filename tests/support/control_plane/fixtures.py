@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.control_plane.api import Api, gone, wait_until
+from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.container import why_not
 from tests.support.control_plane.kubelet import Node, NodeFactory, OperandsFactory, create_node, create_operands
 from tests.support.control_plane.old_server import DRA_GROUP, dra_definitions
@@ -55,7 +55,7 @@ def admin_api(control_plane: ControlPlane) -> Iterator[Api]:
 
 
 KINDS = ("/apis/apps/v1/daemonsets", "/api/v1/pods", "/api/v1/nodes")
-"""What a later test would find in its lists. A DaemonSet goes first, so that it makes no pod again."""
+"""What a later test would find in its lists."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,16 +63,24 @@ def nothing_left_in_the_cluster(admin_api: Api) -> Iterator[None]:
     """Delete what the tests of a module left behind. For the conftest of a tier, like `nothing_left_running`."""
     before = {one["metadata"]["uid"] for kind in KINDS for one in admin_api.list(kind)}
     yield
-    for kind in KINDS:
-        folder, _, plural = kind.rpartition("/")
-        for meta in (one["metadata"] for one in admin_api.list(kind)):
-            if meta["uid"] in before:
-                continue
-            space = f"/namespaces/{meta['namespace']}" if "namespace" in meta else ""
-            path = f"{folder}{space}/{plural}/{meta['name']}"
-            if meta.get("finalizers"):
-                gone(partial(admin_api.patch, path, {"metadata": {"finalizers": None}}))
-            gone(partial(admin_api.delete, path, grace_s=0))
+
+    def emptied() -> bool:
+        """True if nothing is left: a controller may make a pod again until it sees that its DaemonSet is gone."""
+        left = [(kind, one) for kind in KINDS for one in admin_api.list(kind) if one["metadata"]["uid"] not in before]
+        for kind, one in left:
+            _remove(admin_api, kind, one["metadata"])
+        return not left
+
+    wait_until(emptied, "nothing is left of the module's tests")
+
+
+def _remove(api: Api, kind: str, meta: Json) -> None:
+    folder, _, plural = kind.rpartition("/")
+    space = f"/namespaces/{meta['namespace']}" if "namespace" in meta else ""
+    path = f"{folder}{space}/{plural}/{meta['name']}"
+    if meta.get("finalizers"):
+        gone(partial(api.patch, path, {"metadata": {"finalizers": None}}))
+    gone(partial(api.delete, path, grace_s=0))
 
 
 @pytest.fixture(scope="session")

@@ -143,21 +143,25 @@ def test_a_share_is_passed_on_to_pytest(only: None, logs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ci", "names", "absent", "status"),
+    ("ci", "names", "status", "ran"),
     [
-        ("true", [], "node", 1),
-        ("", [], "node", 0),
-        ("", ["it"], "node", 1),
-        ("true", ["it"], "kernel", 0),
+        ("true", [], 1, []),
+        ("", [], 0, ["free"]),
+        ("", ["bound"], 1, []),
+        ("", ["bound", "free"], 1, []),
+        ("true", ["free"], 0, ["free"]),
     ],
-    ids=["in CI", "on a laptop", "asked for by name", "a tier of other parts"],
+    ids=["in CI", "on a laptop", "asked for by name", "asked for with another", "a tier of another part"],
 )
 def test_a_tier_that_cannot_run_fails_in_ci_and_where_its_part_is_asked_for(
-    ci: str, names: list[str], absent: str, status: int, only: None, monkeypatch: pytest.MonkeyPatch
+    ci: str, names: list[str], status: int, ran: list[str], only: None, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    parts = [Part("bound", ("tests",), tiers=("node",), python="echo"), Part("free", ("tests",), python="echo")]
+    monkeypatch.setattr(runner, "lanes", lambda *_: [parts])
+    monkeypatch.setattr(runner, "lacking", lambda: {"node": "no binary"})
     monkeypatch.setenv("CI", ci)
-    monkeypatch.setattr(runner, "lacking", lambda: {absent: "no binary"})
     assert runner.whole(SUBMISSION, names, None) == status
+    assert [part.name for part in parts if (logs / f"{part.name}.log").exists()] == ran
 
 
 def test_the_node_tier_is_asked_once_the_control_plane_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

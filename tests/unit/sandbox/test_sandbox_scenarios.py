@@ -378,6 +378,7 @@ def test_a_wrong_course_is_found(what: str, spoil: Spoil, played: tuple[Stage, S
     assert any(what in one for one in found), found
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize(
     "change",
     [{"driver": FLEET.old.version}, {"digest": ""}, {"journal": True}, {"cordoned": True}, {"labels": {}}],
